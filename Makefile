@@ -62,7 +62,8 @@ CORE_PYTHON ?= 3.12
 WITH_CORE := PYENV_VERSION=$(CORE_PYTHON)
 # Those of what is different there: no Reverb, replay in device memory, and another JAX, which compiles
 # fused runs of both agents, and the first section of `bench accelerator`.
-CORE_TESTS := $(addprefix tests/,launch/run/test_without_distributed.py learner/test_bench.py \
+CORE_TESTS := $(addprefix tests/,launch/run/test_without_distributed.py launch/run/test_host_in_one_process.py \
+  learner/test_bench.py learner/test_stepped.py \
   learner/test_fused.py::test_stopped_run_resumes_bitwise actors/environments/test_catch.py \
   actors/environments/test_wrappers.py replay/test_buffer.py)
 

@@ -197,7 +197,7 @@ class ExperimentConfig:
 
   @property
   def fused(self) -> bool:
-    """Whether the run is one process, which compiles environments, update and any replay together."""
+    """Whether the run is one process, which compiles update, any replay and environments in JAX together."""
     return self.record.can_fuse and self.learner.fused
 
   @property
@@ -224,7 +224,7 @@ class ExperimentConfig:
     options = dict(self.environment)
     name = options.pop('name')
     environment = environments.make(name, **options)
-    if isinstance(environment, host.HostEnvironment) and not name.startswith(environments.INSTANCE):
+    if isinstance(environment, host.HostEnvironment):
       object.__setattr__(self, '_on_host', environment)
     return environment
 

@@ -64,7 +64,7 @@ class AgentRecord(abc.ABC):
       the agent reads each sequence once, from a queue; if from `OffPolicyConfig`, it samples
       batches from replay.
     presets: name of a machine, such as 'laptop' -> function from an environment's name to a config.
-    can_fuse: whether the agent can train in one process (`--fused`), with environments, update and
+    can_fuse: whether the agent can train in one process (`--fused`), with environments in JAX, update and
       the replay of an off-policy agent in one compiled program. `learner_class` then needs a field
       `fused`, and the update of an on-policy agent a function `footprint`, see `ppo_update.Update`.
     free_keys: config keys, by path, that may change when a run resumes, beside `config.FREE`.

@@ -136,6 +136,13 @@ class Source(abc.ABC):
     del step
     return self.environment_step >= max_environment_steps
 
+  def collect(self, state: Tree) -> Tree:
+    """Adds experience to the state, if the source makes its own and needs more for an update.
+
+    The state is donated.
+    """
+    return state
+
   @abc.abstractmethod
   def ready(self, timeout_seconds: float) -> bool:
     """Waits for a batch; returns whether one is there in time."""
@@ -341,6 +348,7 @@ class Loop:
     """Updates until this process, or another of its group, wishes to end."""
     while self._group is not None or not self._wishes_to_end():
       self._interlude()
+      self.state = self._source.collect(self.state)
       ready = self._source.ready(POLL_SECONDS)
       if not ready:
         self._source.on_idle(self._status())

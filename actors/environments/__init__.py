@@ -1,6 +1,7 @@
 """Environments: `make` builds one from its name, or from the import path of a user's class."""
 
 import contextlib
+import functools
 import importlib
 import inspect
 import itertools
@@ -51,32 +52,42 @@ HOST_FAMILIES = {
 
 
 INSTANCE = names.INSTANCE
-_instances: dict[str, Environment] = {}
+_instances: dict[str, Any] = {}
 
 
-def register(environment: Environment, known: str | None = None) -> str:
-  """Gives an instance a name by which `make` returns it, until this process ends.
+def register(environment: Any, known: str | None = None) -> str:
+  """Gives an object a name by which `make` makes its environment, until this process ends.
 
   Args:
-    environment: the instance.
-    known: name that an instance of the same class had in an earlier process, such as that of a run
-      which is resumed; this instance takes it over. A name of another class is ignored.
+    environment: an `Environment`; a class or function that makes an environment of gymnasium or dm_env,
+      or a class of an `Environment`; or an environment that `gymnasium.make` has made, of which others
+      are made by its spec.
+    known: name that an object of the same class, or a class or function of the same name, had in an
+      earlier process, such as that of a run which is resumed; this one takes it over. Another is ignored.
 
   Returns:
-    The name, 'instance:CLASS-NUMBER'; the same one if the instance was registered before.
+    The name, 'instance:CLASS-NUMBER'; the same one if the object was registered before.
 
   Raises:
-    ValueError: it is no `Environment`.
+    ValueError: it is none of these.
   """
-  if not isinstance(environment, Environment):
+  is_made = 'gymnasium' in _libraries(type(environment))
+  if not (isinstance(environment, Environment) or callable(environment) or is_made):
     raise ValueError(
-      f'env={environment!r}: give a name, or an instance of '
-      'hephaestus.actors.environments.environment.Environment'
+      f'env={environment!r}: give a name, an instance of '
+      'hephaestus.actors.environments.environment.Environment, or a class or function that makes an '
+      'environment of gymnasium or dm_env'
+    )
+  if is_made and environment.spec is None:
+    raise ValueError(
+      f'env={environment!r}: is one instance, of which no others can be made; give its class, or a '
+      'function that makes one'
     )
   for name, registered in _instances.items():
     if registered is environment:
       return name
-  stem = f'{INSTANCE}{type(environment).__name__}'
+  inner = environment.unwrapped if is_made else environment
+  stem = f'{INSTANCE}{getattr(inner, "__name__", type(inner).__name__).strip("<>")}'
   if known is not None and known.rpartition('-')[0] == stem:
     _instances[known] = environment
     return known
@@ -86,16 +97,49 @@ def register(environment: Environment, known: str | None = None) -> str:
 
 
 def _instance(name: str, chosen: dict[str, Any]) -> Environment:
-  for option, value in chosen.items():
-    raise ValueError(
-      f'environment.{option}={value!r}: {name} was given as an instance; give one with this option'
-    )
   if name not in _instances:
     raise ValueError(
       f'environment.name={name!r}: was given as an instance, in another process; give it again, to '
       'hephaestus.train or, as environment=, to hephaestus.load'
     )
-  return _instances[name]
+  given = _instances[name]
+  if isinstance(given, Environment):
+    for option, value in chosen.items():
+      raise ValueError(
+        f'environment.{option}={value!r}: {name} was given as an instance; give one with this option'
+      )
+    return given
+  if inspect.isclass(given) and issubclass(given, Environment):
+    check_options(name, given, chosen)
+    return given(**chosen)
+  return _from_factory(name, given, **chosen)
+
+
+def _from_factory(
+  name: str, given: Any, *, max_steps: int | None = None, **options: Any
+) -> Environment:
+  """Makes an environment on the host from a class, a function or a made environment, see `register`."""
+  make_one = given
+  if 'gymnasium' in _libraries(type(given)):
+    make_one = functools.partial(_family('gymnasium/').make_again, given)
+  check_options(name, make_one, options)
+
+  def adapted() -> host.LibraryEnv:
+    made = make_one(**options)
+    for library in _libraries(type(made)) & HOST_FAMILIES.keys():
+      env: host.LibraryEnv = _family(f'{library}/').adapt(made, make_one, options)
+      return env
+    raise ValueError(f'gives {made!r}; an environment of gymnasium or dm_env is needed')
+
+  try:
+    return host.HostEnvironment(adapted, max_steps)
+  except ValueError as error:
+    raise ValueError(f'environment.name={name!r}: {error}') from error
+
+
+def _libraries(kind: type) -> set[str]:
+  """Names of the packages of a class and its bases."""
+  return {base.__module__.partition('.')[0] for base in kind.__mro__}
 
 
 def make(name: str, /, **chosen: Any) -> Environment:
@@ -144,13 +188,12 @@ def make(name: str, /, **chosen: Any) -> Environment:
 
 def _check_kind(name: str, kind: type) -> None:
   """Raises ValueError for a class that is no environment; those of gymnasium and dm_env have families."""
-  libraries = {base.__module__.partition('.')[0] for base in kind.__mro__}
   remedies = {
     'gymnasium': 'register it by gymnasium.register and give gymnasium/'
     f'{name.partition(":")[0]}:ID, where ID is the name that was registered',
     'dm_env': f'give dm_env/{name}',
   }
-  for library in libraries & remedies.keys():
+  for library in _libraries(kind) & remedies.keys():
     raise ValueError(f'environment.name={name!r}: is of {library}; {remedies[library]}')
   if not issubclass(kind, Environment):
     raise ValueError(

@@ -39,7 +39,7 @@ def make(path: str, /, *, max_steps: int = 1000, **options: Any) -> host.HostEnv
     name, make_one, {'seed': 0} | options if _takes_seed(make_one) else options
   )
   try:
-    return host.HostEnvironment(functools.partial(_DmEnv, path, options), max_steps)
+    return host.HostEnvironment(functools.partial(_of_path, path, options), max_steps)
   except ValueError as error:
     raise ValueError(f'environment.name={name!r}: {error}') from error
 
@@ -53,21 +53,41 @@ def _takes_seed(make_one: Callable[..., Any]) -> bool:
   return 'seed' in inspect.signature(make_one).parameters
 
 
+def _of_path(path: str, options: dict[str, Any]) -> '_DmEnv':
+  return _DmEnv(_resolve(path), options)
+
+
+def adapt(
+  made: dm_env.Environment, make_one: Callable[..., Any], options: dict[str, Any]
+) -> host.LibraryEnv:
+  """Adapts an environment that a user's class or function has made with these options."""
+  return _DmEnv(make_one, options, made)
+
+
 class _DmEnv(host.LibraryEnv):
   """One environment of dm_env, made by the first reset.
 
   Its reset takes no seed, so if the callable takes one, a new seed makes a new environment.
   """
 
-  def __init__(self, path: str, options: dict[str, Any]):
-    make_one = _resolve(path)
+  def __init__(
+    self,
+    make_one: Callable[..., Any],
+    options: dict[str, Any],
+    made: dm_env.Environment | None = None,
+  ):
+    """Args: the callable, its `options`, and the environment that it has `made`, if any."""
     self._takes_seed = _takes_seed(make_one) and 'seed' not in options
     self._make_one = functools.partial(make_one, **options)
     self._environment: Any = None
+    if made is not None:
+      self._take(made)
 
   def _make(self, seed: int) -> None:
     self.close()
-    environment = self._make_one(seed=seed) if self._takes_seed else self._make_one()
+    self._take(self._make_one(seed=seed) if self._takes_seed else self._make_one())
+
+  def _take(self, environment: Any) -> None:
     if not isinstance(environment, dm_env.Environment):
       raise ValueError(f'gives {environment!r}, a dm_env.Environment is needed')
     self._environment = environment

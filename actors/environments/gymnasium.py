@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import dm_env
@@ -43,7 +44,7 @@ def make(id: str, /, *, max_steps: int | None = None, **options: Any) -> host.Ho
       "`pip install 'gymnasium>=1'` updates it"
     )
   try:
-    return host.HostEnvironment(functools.partial(_GymnasiumEnv, id, options), max_steps)
+    return host.HostEnvironment(functools.partial(_of_registry, id, options), max_steps)
   except ValueError as error:
     raise ValueError(f'{name}: {error}') from error
 
@@ -58,29 +59,50 @@ def _nearest(id: str) -> str:
   )
 
 
+def _of_registry(id: str, options: dict[str, Any]) -> '_GymnasiumEnv':
+  """Makes an environment by `gymnasium.make`; may add an option that later instances then have."""
+  try:
+    # `HostEnvironment` truncates, so the registry's limit is off.
+    env = gymnasium.make(id, disable_env_checker=True, max_episode_steps=-1, **options)
+  except gymnasium_error.UnregisteredEnv as error:
+    raise ValueError(f'no such environment; {_nearest(id)}') from error
+  except (gymnasium_error.Error, ImportError, AssertionError, TypeError, ValueError) as error:
+    raise ValueError(str(error).split('\n')[0]) from error
+  # The render mode must be chosen at construction; frames are rendered only on request.
+  if 'rgb_array' in env.metadata.get('render_modes', ()):
+    options.setdefault('render_mode', 'rgb_array')
+  spec = env.unwrapped.spec
+  return _GymnasiumEnv(env, None if spec is None else gymnasium.spec(spec.id).max_episode_steps)
+
+
+def make_again(env: gymnasium.Env) -> gymnasium.Env:
+  """Makes another environment by the spec of one that `gymnasium.make` has made."""
+  assert env.spec is not None
+  return gymnasium.make(env.spec)
+
+
+def adapt(
+  env: gymnasium.Env, make_one: Callable[..., Any], options: dict[str, Any]
+) -> host.LibraryEnv:
+  """Adapts an environment that a user's class or function has made, with the limit of a `TimeLimit`."""
+  del make_one, options
+  limit = '_max_episode_steps'
+  return _GymnasiumEnv(env, env.get_wrapper_attr(limit) if env.has_wrapper_attr(limit) else None)
+
+
 class _GymnasiumEnv(host.LibraryEnv):
   """One environment of gymnasium."""
 
-  def __init__(self, id: str, options: dict[str, Any]):
-    """Args: `id` and `options` for `gymnasium.make`; may add an option that later instances then have."""
-    try:
-      # `HostEnvironment` truncates, so the registry's limit is off.
-      self._env = gymnasium.make(id, disable_env_checker=True, max_episode_steps=-1, **options)
-    except gymnasium_error.UnregisteredEnv as error:
-      raise ValueError(f'no such environment; {_nearest(id)}') from error
-    except (gymnasium_error.Error, ImportError, AssertionError, TypeError, ValueError) as error:
-      raise ValueError(str(error).split('\n')[0]) from error
-    # The render mode must be chosen at construction; frames are rendered only on request.
-    if 'rgb_array' in self._env.metadata.get('render_modes', ()):
-      options.setdefault('render_mode', 'rgb_array')
+  def __init__(self, env: gymnasium.Env, max_steps: int | None):
+    self._env = env
+    self._max_steps = max_steps
     space = self._env.observation_space
     self._spaces = space.spaces if isinstance(space, spaces.Dict) else None
     self._adds_mask: bool | None = None  # to each observation; the first reset tells
 
   @property
   def max_steps(self) -> int | None:
-    spec = self._env.unwrapped.spec
-    return None if spec is None else gymnasium.spec(spec.id).max_episode_steps
+    return self._max_steps
 
   @property
   def observation_spec(self) -> Any:
@@ -142,7 +164,7 @@ class _GymnasiumEnv(host.LibraryEnv):
     try:
       frame: Any = self._env.render()
     except Exception as error:  # of any library without a display or a driver
-      logging.warning('This environment renders no frames: %s', error)
+      logging.log_first_n(logging.WARNING, 'This environment renders no frames: %s', 1, error)
       return None
     return frame
 

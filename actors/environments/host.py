@@ -40,10 +40,9 @@ SMALLEST_IMAGE, MAX_CELLS = 8, 2048
 
 ACTION_MASK = 'action_mask'
 SINGLE = ''  # the field name of an observation that is one array
-REFUSAL = (
-  'this environment is stepped outside the compiled program, and cannot be compiled together with the '
-  'update; add --no-fused'
-)
+ON_HOST = 'this environment is stepped outside the compiled program, by threads'
+SLOW = f'{ON_HOST}: far slower than one in JAX'
+REFUSAL = f'{ON_HOST}, and cannot be compiled; unroll it by `rollout.make_unroll`'
 
 
 class LibraryEnv(abc.ABC):

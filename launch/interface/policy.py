@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hephaestus.actors import environments
 from hephaestus.actors.environments import environment as environment_lib
 from hephaestus.agents import agent as agent_lib
 from hephaestus.launch import config as launch_config
@@ -209,7 +210,7 @@ def load(
   path: str | os.PathLike[str],
   checkpoint: str | int | None = None,
   *,
-  environment: environment_lib.Environment | None = None,
+  environment: Any = None,
   trust: bool = False,
 ) -> Policy:
   """Loads a trained agent, without its replay and optimizer state.
@@ -218,8 +219,8 @@ def load(
     path: folder of a run, which may still be training, or folder that `export` wrote; or the name
       of an agent that comes with the package, such as 'catch', if no folder has this name.
     checkpoint: learner step of a checkpoint of the run, or 'best'; None for the newest.
-    environment: environment with the specs of the run's own. Needed only if the run was trained in
-      another process on an environment that was passed as an instance.
+    environment: environment with the specs of the run's own, or what was passed to `train`. Needed only
+      if the run was trained in another process on an environment that was passed as an object.
     trust: whether to import the agent and the environment that the folder names by an import path.
 
   Raises:
@@ -245,6 +246,7 @@ def _load(
     )
   exported = exported_lib.read(folder)
   observation_spec = exported.observation_spec
+  environment = _made(environment, exported.config)
   if environment is not None or observation_spec is None:
     environment = environment or exported.config.make_environment()
     observation_spec = environment.observation_spec
@@ -271,13 +273,11 @@ def load_config(path: str | os.PathLike[str]) -> launch_config.ExperimentConfig:
   return folder_lib.load_config(folder)
 
 
-def _of_run(
-  folder: pathlib.Path, checkpoint: str | None, environment: environment_lib.Environment | None
-) -> Policy:
+def _of_run(folder: pathlib.Path, checkpoint: str | None, environment: Any) -> Policy:
   from hephaestus.launch.run import parts  # whose Orbax an exported policy does not need
 
   config = folder_lib.load_config(folder)
-  environment = environment or config.make_environment()
+  environment = _made(environment, config) or config.make_environment()
   observation_spec, action_spec = environment.observation_spec, environment.action_spec
   agent, shapes = _make_agent(config, observation_spec, action_spec)
   step, all_params = parts.saved_params(folder, config, shapes, checkpoint)
@@ -288,6 +288,17 @@ def _of_run(
     folder, exported, agent, observation_spec, agent.acting_params(all_params),
     all_params=all_params, environment=environment,
   )  # fmt: skip
+
+
+def _made(
+  environment: Any, config: launch_config.ExperimentConfig
+) -> environment_lib.Environment | None:
+  """The environment of a run from what was passed to `train`; ValueError where it is of another class."""
+  if environment is None or isinstance(environment, environment_lib.Environment):
+    return environment
+  environments.register(environment, config.environment['name'])
+  made: environment_lib.Environment = config.make_environment()
+  return made
 
 
 def _make_agent(

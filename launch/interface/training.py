@@ -31,8 +31,8 @@ class Options(TypedDict, total=False):
 
   Attributes:
     preset: 'laptop', 'gpu' or 'tpu-v4-8'; by default the one for the accelerator of this machine.
-    fused: whether environments, replay and learner are one compiled program in one process; by
-      default wherever that is possible.
+    fused: whether environments, replay and learner are in one process, compiled where the environment
+      is in JAX; by default wherever that is possible.
     origin: RUN[@best|@STEP], a run whose trained parameters the new run starts from; the flag is
       `--from`.
     expose: whether other machines can reach the port of the replay server.
@@ -139,7 +139,7 @@ class Run:
 
 
 def train(
-  env: 'str | environment_lib.Environment | None' = None,
+  env: 'str | environment_lib.Environment | Any' = None,
   *,
   steps: int | None = None,
   seed: int | None = None,
@@ -150,12 +150,16 @@ def train(
 ) -> Run:
   """Trains an agent, or resumes a run, and prints the same progress as `hephaestus train`.
 
-  By default the run is one compiled program in this process, if agent and environment permit it.
+  By default the run is in this process, if the agent permits it: one compiled program, but for steps of
+  environments that are not written in JAX.
   It uses several child processes, as the command does, with `fused=False`, with `expose`, or with
   more than one actor, learner process or replay shard.
 
   Args:
-    env: name of an environment, or an instance of one written in JAX; a new run's default is 'catch'.
+    env: name of an environment; an instance or a class of one written in JAX; or a class or function that
+      makes an environment of gymnasium or dm_env, to which `set` can give `environment.max_steps` and
+      keyword arguments; an environment of `gymnasium.make` stands for its spec. A new run's default is
+      'catch'.
     steps: environment steps in total; by default those of the preset.
     seed: seed of all random keys; 0 by default.
     run: folder of the run, which is resumed if it exists; by default a new one in `runs/`.
@@ -229,7 +233,7 @@ def _assignments(overrides: Overrides) -> list[str]:
 
 
 def _register(env: Any, run: pathlib.Path | None) -> str:
-  """Registers an instance, by the name that a resumed run has for it or a new one; returns the name."""
+  """Registers an object, by the name that a resumed run has for it or a new one; returns the name."""
   from hephaestus.actors import environments
   from hephaestus.launch.files import folder as folder_lib
 
@@ -241,16 +245,13 @@ def _register(env: Any, run: pathlib.Path | None) -> str:
 
 def _can_be_one_process(arguments: argparse.Namespace) -> bool:
   """Whether this is a new run that can be fused, and no argument asks for several processes."""
-  from hephaestus.actors import environments
-  from hephaestus.launch import config_file
+  from hephaestus.launch import config_file, records
   from hephaestus.launch.files import folder as folder_lib
 
   file = config_file.read(arguments.config, arguments.agent)
   is_new = arguments.run is None or not (arguments.run / folder_lib.CONFIG).exists()
   asked = ('learner.fused', *flags.SEVERAL)
   if not is_new or arguments.expose or any(flags.sets(arguments, key) for key in asked):
-    return False
-  if (arguments.env or file.env or '').partition('/')[0] in environments.HOST_FAMILIES:
     return False
   return arguments.origin is not None or records.find_record(file.agent or records.DREAMER).can_fuse
 

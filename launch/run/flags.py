@@ -60,7 +60,8 @@ def add_train_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--fused',
     action=argparse.BooleanOptionalAction,
-    help="environments, replay and update in one program on the learner's devices (default for ppo)",
+    help='one process: environments, replay and update in one program, or threads for environments '
+    'that are not in JAX (default for ppo)',
   )
 
 

@@ -1,4 +1,4 @@
-"""A fused run: environment and update in one program of one process, with its evaluation."""
+"""A fused run: environment and update in one process, by one program if in JAX, with its evaluation."""
 
 import contextlib
 import functools
@@ -16,6 +16,7 @@ from absl import logging
 
 from hephaestus.actors import episodes, evaluator, rollout
 from hephaestus.actors.environments import environment as environment_lib
+from hephaestus.actors.environments import host
 from hephaestus.agents import agent as agent_lib
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
@@ -26,7 +27,7 @@ from hephaestus.launch.run import variables
 from hephaestus.learner import advice, allocator
 from hephaestus.learner import loop as loop_lib
 from hephaestus.learner import profile as profile_lib
-from hephaestus.learner.sources import unrolled
+from hephaestus.learner.sources import stepped, unrolled
 from hephaestus.replay import buffer, parameters, tables
 
 
@@ -45,8 +46,16 @@ def build(
   environment: environment_lib.Environment,
   trained: Any,
   devices: list[jax.Device],
+  should_stop: Callable[[], bool] = lambda: False,
 ) -> unrolled.Program:
-  """Makes the program of a run for these devices, not yet compiled; `trained` comes from `make`.
+  """Makes the program of a run for these devices, not yet compiled.
+
+  Args:
+    config: config of the run.
+    environment: environment of the run; a `stepped.HostProgram` steps it if it is not in JAX.
+    trained: the agent with its losses, from `make`.
+    devices: devices that share the work.
+    should_stop: called after each step of an environment on the host; True ends its unroll.
 
   Raises:
     ValueError: environments, minibatches, strata or an unroll do not divide or fit; see `make_replay`.
@@ -54,14 +63,29 @@ def build(
   update: Any = config.record.make_update(config, trained, num_devices=len(devices))
   num_envs, num_steps = config.actor.num_envs, config.steps_per_sequence
   replay = None if config.record.on_policy else make_replay(config, len(devices))
+  is_on_host = isinstance(environment, host.HostEnvironment)
   unroll = rollout.make_unroll(
     environment,
     trained.agent,
-    num_envs=num_envs // len(devices),
+    num_envs=num_envs if is_on_host else num_envs // len(devices),
     sequence_length=config.actor.sequence_length,
+    should_stop=should_stop,
   )
-  environments = unrolled.Environments(unroll.init, unroll.unroll, num_envs, num_steps)
-  return unrolled.Program(update, trained.agent.acting_params, environments, devices, replay)
+  acting_params = trained.agent.acting_params
+  if not is_on_host:
+    envs = unrolled.Environments(unroll.init, unroll.unroll, num_envs, num_steps)
+    return unrolled.Program(update, acting_params, envs, devices, replay)
+
+  def until_stopped(*arguments: Any) -> Any:
+    try:
+      return unroll.unroll(*arguments)
+    except rollout.StoppedError:
+      return None
+
+  on_host = stepped.HostEnvironments(
+    unroll.init, until_stopped, num_envs, num_steps, unroll.shapes, unroll.close
+  )
+  return stepped.HostProgram(update, acting_params, on_host, devices, replay)
 
 
 def make_replay(config: launch_config.ExperimentConfig, num_devices: int) -> buffer.Replay:
@@ -218,6 +242,7 @@ class Prepared(NamedTuple):
     program: program of the run, not yet compiled.
     memory: estimated bytes that the program needs on each device.
     warning: text of a warning that it may not fit into memory; None if it should.
+    stop: whether a signal has asked to stop; catches signals while it is entered.
   """
 
   config: launch_config.ExperimentConfig
@@ -226,6 +251,7 @@ class Prepared(NamedTuple):
   program: unrolled.Program
   memory: unrolled.Memory
   warning: str | None
+  stop: '_Interrupts'
 
 
 def prepare(config: launch_config.ExperimentConfig) -> Prepared:
@@ -236,7 +262,8 @@ def prepare(config: launch_config.ExperimentConfig) -> Prepared:
   """
   _prepare_process(config)
   environment, trained = make(config)
-  program = build(config, environment, trained, jax.local_devices())
+  stop = _Interrupts()
+  program = build(config, environment, trained, jax.local_devices(), stop.is_set)
   memory, available = program.memory(), _available_bytes(program.devices)
   config.record.check_memory(config, trained, available)
   if program.replay is not None:
@@ -245,7 +272,7 @@ def prepare(config: launch_config.ExperimentConfig) -> Prepared:
   warning = check_memory(
     memory, available, num_envs=config.actor.num_envs, num_devices=len(program.devices)
   )
-  return Prepared(config, environment, trained, program, memory, warning)
+  return Prepared(config, environment, trained, program, memory, warning, stop)
 
 
 def train(
@@ -269,10 +296,11 @@ def train(
     ValueError: the folder is locked, the program exceeds the memory, or the checkpoint has another config.
   """
   config, program = prepared.config, prepared.program
-  with folder_lib.only_one(folder), _interrupts() as stop:
+  with folder_lib.only_one(folder), prepared.stop as stop:
     terminal = _Terminal(config, folder)
     _compile(prepared, terminal)
-    source = unrolled.Unrolled(
+    is_on_host = isinstance(program, stepped.HostProgram)
+    source = (stepped.Stepped if is_on_host else unrolled.Unrolled)(
       program,
       max_environment_steps=config.max_environment_steps,
       resume=unrolled.Resume(reset_moments, terminal.warn),
@@ -356,8 +384,9 @@ class _Scores:
     self._terminal = terminal
     options, agent = config.evaluator, prepared.trained.agent
     self._play = episodes.Play(
-      prepared.environment, agent, options.num_episodes, greedy=options.greedy
-    )
+      prepared.environment, agent, options.num_episodes, greedy=options.greedy,
+      should_stop=should_stop,
+    )  # fmt: skip
     like = prepared.program.shapes()._replace(worlds=None, replay=())
     newest = functools.partial(parts_lib.newest_params, folder, like)
     self._camera = evaluator.Camera(
@@ -391,23 +420,27 @@ class _Scores:
     if not (is_due or status.finished):
       return
     self._schedule.begin(status.environment_step)
-    result = evaluator.score(
-      self._play,
-      parameters.Snapshot(
-        status.step, status.environment_step, ended_launch=0, params=status.acting_params()
-      ),
-      final=status.finished,
-      config=self._config.evaluator,
-      logger=self._logger,
-      camera=self._camera,
-      seed=self._config.seed,
-      should_stop=self._should_stop,
-    )
+    try:
+      result = evaluator.score(
+        self._play,
+        parameters.Snapshot(
+          status.step, status.environment_step, ended_launch=0, params=status.acting_params()
+        ),
+        final=status.finished,
+        config=self._config.evaluator,
+        logger=self._logger,
+        camera=self._camera,
+        seed=self._config.seed,
+        should_stop=self._should_stop,
+      )
+    except rollout.StoppedError:
+      return
     if self._advice is not None and result is not None:
       self._advice.score = result.normalised_score
 
   def close(self) -> None:
-    """Closes the evaluator's logger."""
+    """Closes the evaluator's environments and its logger."""
+    self._play.close()
     if self._logger is not None:
       self._logger.close()
 
@@ -446,6 +479,8 @@ def _compile(prepared: Prepared, terminal: _Terminal) -> None:
   if available is not None and devices[0].platform != 'cpu':  # there it is what others leave
     check_compiled(config, memory, num_bytes, available, len(devices))
     of_device = f' of {available / 2**30:,.1f} GiB'
+  if isinstance(program, stepped.HostProgram):
+    terminal.say(host.SLOW)
   terminal.say(
     f'{config.actor.num_envs:,} environments x {config.steps_per_sequence} steps: '
     f'{config.record.describe_update(config, program.update)}; '
@@ -469,18 +504,21 @@ def _prepare_process(config: launch_config.ExperimentConfig) -> None:
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
 
 
-class _interrupts:  # noqa: N801  it reads as a function
+class _Interrupts:
   """Catches the first Ctrl-C or SIGTERM and confirms it at once; a second one ends the process.
 
   Attributes:
     number: number of the last signal; 0 before.
   """
 
+  def __init__(self) -> None:
+    self.number = 0
+
   def is_set(self) -> bool:
     """Whether a signal has asked to stop."""
     return self.number != 0
 
-  def __enter__(self) -> '_interrupts':
+  def __enter__(self) -> '_Interrupts':
     self.number = 0
     self._before: dict[int, Any] = {}
 

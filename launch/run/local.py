@@ -281,10 +281,7 @@ class _Watcher:
     self._events = metrics.JsonLines(nodes.folder / 'metrics' / 'events.jsonl')
     self.progress = progress_lib.make(config, nodes.folder, commands, grows=nodes.share is None)
     if isinstance(config.make_environment(), host.HostEnvironment):
-      self.progress.say(
-        'this environment is stepped outside the compiled program, by threads: far slower than one '
-        'in JAX'
-      )
+      self.progress.say(host.SLOW)
     self._warnings: progress_lib.Warnings | None = None
     if self._learns:
       self._warnings = progress_lib.Warnings(config, nodes.folder, self._events, self.progress.say)

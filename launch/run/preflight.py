@@ -47,7 +47,7 @@ def check_environment(config: launch_config.ExperimentConfig) -> list[str]:
     A line for each warning.
 
   Raises:
-    ValueError: the environment is unknown, breaks its specs, or cannot be used by a fused run.
+    ValueError: the environment is unknown, or breaks its specs.
   """
   if not config.accelerator or not config.fused:
     jax.config.update('jax_platforms', 'cpu')  # an accelerator is the learner's, not the launcher's
@@ -56,10 +56,6 @@ def check_environment(config: launch_config.ExperimentConfig) -> list[str]:
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
   environment = config.make_environment()
   name = config.environment['name']
-  is_on_host = isinstance(environment, host.HostEnvironment)
-  if is_on_host and config.fused:
-    needs = '' if has_distributed() else f', which needs {DISTRIBUTED}'
-    raise ValueError(f'environment.name={name!r}: {host.REFUSAL}{needs}')
   try:
     if isinstance(environment, host.HostEnvironment):
       found = host.check_values(environment, config.seed)

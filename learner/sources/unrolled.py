@@ -1,5 +1,7 @@
 """Unrolls and updates in one compiled program: one machine, and an environment in JAX.
 
+`stepped` has the sub-classes for environments that are stepped on the host.
+
 An on-policy update learns from the unroll before it. An off-policy update learns from a batch of a
 replay in device memory, to which unrolls are added while the replay ratio allows no update.
 """
@@ -23,7 +25,7 @@ from hephaestus.replay import buffer as buffer_lib
 Tree = Any
 DEVICES = devices_lib.DEVICES
 SECONDS_PER_CALL = 1.0  # the run does not react for so long, unless one update takes longer
-_EPISODES = ('episodes', 'episode_return', 'episode_length', 'broken_rewards')
+EPISODES = ('episodes', 'episode_return', 'episode_length', 'broken_rewards')
 
 _OTHER_ENVIRONMENTS = (
   'the saved environments do not fit actor.num_envs: all begin new episodes, with the parameters that '
@@ -69,9 +71,11 @@ class FusedState(NamedTuple):
   Attributes:
     train: the agent's train state, equal on all devices.
     key: [2] uint32, `key_data` of the PRNG key of unrolls and samples, equal on all devices.
-    `worlds`: states of this device's environments; checkpoints have this name.
+    `worlds`: states of this device's environments; () if they are stepped on the host. Checkpoints
+      have this name.
     replay: a ReplayState; () for an on-policy agent. In a copy on the host, as in checkpoints, its
-      buffer has only the slots that hold sequences.
+      buffer has only the slots that hold sequences. On the devices, sequences [n, T, ...] of the last
+      unroll if the agent is on-policy and its environments are stepped on the host.
   """
 
   train: Any
@@ -115,7 +119,7 @@ class Program:
   Args:
     update: the agent's `loop.Update`; that of an on-policy agent also has a `footprint`.
     acting_params: params -> acting params.
-    environments: the environments of each device, and their unroll.
+    environments: the `Environments` of each device, and their unroll.
     devices: devices that share environments, replay and batches.
     replay: sizes of the replay; None for an on-policy agent, which learns from each unroll once.
 
@@ -131,7 +135,7 @@ class Program:
     self,
     update: Any,
     acting_params: Callable[[Tree], Tree],
-    environments: Environments,
+    environments: Any,
     devices: list[jax.Device],
     replay: buffer_lib.Replay | None = None,
   ):
@@ -176,20 +180,24 @@ class Program:
     }
     return state._replace(key=jax.random.key_data(key), worlds=env_state), sequence, played
 
+  def _store(self, stored: ReplayState, sequence: Any, replay: buffer_lib.Replay) -> ReplayState:
+    """Adds sequences [n, T, ...] to the replay of one device, with the updates that they allow."""
+    before = stored.buffer
+    after = buffer_lib.add(before, sequence)
+    beyond = lambda buffer: jnp.maximum(0, len(self.devices) * buffer.inserted - replay.warm_up)
+    earned = replay.rate.numerator * (beyond(after) - beyond(before))
+    return ReplayState(after, stored.credit + earned)
+
   def _sample(
     self, state: FusedState, replay: buffer_lib.Replay
   ) -> tuple[FusedState, Any, loop.Metrics]:
     """Unrolls until an update is allowed, then samples; as `_unroll`, but returns a batch [b, T, ...]."""
-    train, count = state.train, len(self.devices)
+    train = state.train
 
     def collect(carry: tuple[FusedState, loop.Metrics]) -> tuple[FusedState, loop.Metrics]:
       state, totals = carry
       state, sequence, played = self._unroll(state._replace(train=train))
-      before = state.replay.buffer
-      after = buffer_lib.add(before, sequence)
-      beyond = lambda buffer: jnp.maximum(0, count * buffer.inserted - replay.warm_up)
-      earned = replay.rate.numerator * (beyond(after) - beyond(before))
-      stored = ReplayState(after, state.replay.credit + earned)
+      stored = self._store(state.replay, sequence, replay)
       # Without the train state: it does not change, and the loop would carry it.
       state = state._replace(train=(), replay=stored)
       return state, jax.tree.map(jnp.add, totals, played)
@@ -197,8 +205,14 @@ class Program:
     state, played = jax.lax.while_loop(
       lambda carry: carry[0].replay.credit < replay.rate.denominator,
       collect,
-      (state._replace(train=()), {name: jnp.zeros((), jnp.float32) for name in _EPISODES}),
+      (state._replace(train=()), {name: jnp.zeros((), jnp.float32) for name in EPISODES}),
     )
+    state, batch = self._draw(state, replay)
+    return state._replace(train=train), batch, played
+
+  def _draw(self, state: FusedState, replay: buffer_lib.Replay) -> tuple[FusedState, Any]:
+    """Samples a batch [b, T, ...] on one device, which takes the credit of one update."""
+    count = len(self.devices)
     key, shared_key = jax.random.split(jax.random.wrap_key_data(state.key))
     device = jax.lax.axis_index(DEVICES)
     sizes = jnp.asarray(np.minimum(replay.sizes, replay.capacity) // count).reshape(count, -1)
@@ -206,8 +220,7 @@ class Program:
       state.replay.buffer, jax.random.fold_in(shared_key, device), sizes[device]
     )
     paid = state.replay._replace(credit=state.replay.credit - replay.rate.denominator)
-    state = state._replace(train=train, key=jax.random.key_data(key), replay=paid)
-    return state, batch, played
+    return state._replace(key=jax.random.key_data(key), replay=paid), batch
 
   def unroll_and_update(
     self, state: FusedState, count: jax.Array
@@ -252,6 +265,9 @@ class Program:
   @functools.cached_property
   def _one_device(self) -> tuple[FusedState, Any]:
     """Shapes of one device's state, without its replay, and of the sequences of its unroll."""
+    return self._shapes_on_one_device()
+
+  def _shapes_on_one_device(self) -> tuple[FusedState, Any]:
     key = jax.eval_shape(lambda: jax.random.key(0))
     train = jax.eval_shape(self.update.init, key)
     envs = jax.eval_shape(self.environments.init, key)
@@ -291,14 +307,17 @@ class Program:
 
   def _init(self, key: jax.Array) -> FusedState:
     train_key, unroll_key, envs_key = jax.random.split(key, 3)
-    envs = jax.vmap(self.environments.init)(jax.random.split(envs_key, len(self.devices)))
-    envs = jax.tree.map(lambda x: jax.lax.collapse(x, 0, 2), envs)
+    envs = self._init_envs(envs_key)
     state = FusedState(self.update.init(train_key), jax.random.key_data(unroll_key), envs)
     if self.replay is None:
       return state
     schema = _schema(self._one_device[1])
     empty = ReplayState(buffer_lib.init(schema, 0), jnp.zeros((), jnp.int32))
     return state._replace(replay=empty)
+
+  def _init_envs(self, key: jax.Array) -> Tree:
+    envs = jax.vmap(self.environments.init)(jax.random.split(key, len(self.devices)))
+    return jax.tree.map(lambda x: jax.lax.collapse(x, 0, 2), envs)
 
   def shapes(self) -> FusedState:
     """Shapes and dtypes of a whole run's state; a replay's are those of an empty one."""
@@ -340,7 +359,7 @@ class Program:
     whole: FusedState = self._gather(state._replace(replay=()))
     if self.replay is None:
       return whole
-    parts = [_part(state.replay, index) for index in range(len(self.devices))]
+    parts = [part_of(state.replay, index) for index in range(len(self.devices))]
     buffer = buffer_lib.gather([part.buffer for part in parts])
     return whole._replace(replay=ReplayState(buffer, parts[0].credit))
 
@@ -351,8 +370,8 @@ class Program:
   def environment_step(self, state: FusedState) -> int:
     """Environment steps collected in the whole run, read from a state on the devices."""
     if self.replay is None:
-      return ppo_update.environment_step(_part(state.train, 0))
-    inserted = int(_part(state.replay.buffer.inserted, 0))
+      return ppo_update.environment_step(part_of(state.train, 0))
+    inserted = int(part_of(state.replay.buffer.inserted, 0))
     return inserted * len(self.devices) * self.environments.num_steps
 
   def updates_left(self, environment_step: int, step: int, max_environment_steps: int) -> int:
@@ -380,7 +399,7 @@ def _schema(sequence: Any) -> Any:
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), sequence)
 
 
-def _part(tree: Tree, index: int) -> Any:
+def part_of(tree: Tree, index: int) -> Any:
   """Host arrays of one device's part of [D, ...]; views of its memory on a CPU."""
   return jax.tree.map(lambda x: np.asarray(x.addressable_data(index)).reshape(x.shape[1:]), tree)
 
@@ -467,7 +486,7 @@ class Unrolled(loop.Source):
     before, self._environment_step = (
       self._environment_step, self._program.environment_step(state),
     )  # fmt: skip
-    if broken := int(_part(metrics['broken_rewards'], 0)):
+    if broken := int(part_of(metrics['broken_rewards'], 0)):
       raise FloatingPointError(
         f'environment steps {before + 1:,} to {self._environment_step:,}: {broken:,} rewards of the '
         'environment are not finite; mend its reward, then the run resumes from its last checkpoint'
@@ -480,7 +499,7 @@ class Unrolled(loop.Source):
     """Throughput, replay ratio and ages of sequences, means over episodes, and means over updates."""
     episodes = totals['episodes']
     mean = lambda name: totals[name] / episodes if episodes else None
-    rest = {name: total for name, total in totals.items() if name not in _EPISODES}
+    rest = {name: total for name, total in totals.items() if name not in EPISODES}
     return {
       'steps_per_second': span.environment_steps / span.seconds,
       **self._replay_report(span),
@@ -500,7 +519,7 @@ class Unrolled(loop.Source):
       'replay_ratio': span.step * len(replay.sizes) * num_steps / max(1, collected),
       'replayed_steps_per_second': span.updates * len(replay.sizes) * num_steps / span.seconds,
       **staleness.stored(
-        _part(self._versions, 0), replay.strata, span.step, num_devices=len(self._program.devices)
+        part_of(self._versions, 0), replay.strata, span.step, num_devices=len(self._program.devices)
       ),
     }
 

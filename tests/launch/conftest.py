@@ -13,6 +13,7 @@ import runs
 import tiny
 
 from hephaestus.actors import episodes
+from hephaestus.actors.environments import host
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.run import fused
 from hephaestus.learner.sources import unrolled
@@ -77,13 +78,15 @@ def in_process():
       same = dataclasses.replace(same, max_environment_steps=10**9)
     return launch_config.to_yaml(same)
 
-  def program(config, environment, trained, devices):
+  def program(config, environment, trained, devices, should_stop=None):
     # The capacity of a replay depends on the length of the run.
     replay = None if config.record.on_policy else fused.make_replay(config, len(devices))
-    return text(config), str(replay), len(devices)
+    stop = should_stop if isinstance(environment, host.HostEnvironment) else None
+    return text(config), str(replay), len(devices), stop
 
-  def play(environment, agent, num_envs, **options):
-    return id(environment), id(agent), num_envs, *options.items()
+  def play(environment, agent, num_envs, *, should_stop=None, **options):
+    stop = should_stop if isinstance(environment, host.HostEnvironment) else None
+    return id(environment), id(agent), num_envs, stop, *options.items()
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(fused, '_prepare_process', lambda config: None)

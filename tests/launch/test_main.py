@@ -194,20 +194,6 @@ def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch
   assert names == ['catch-now', 'catch-now-2', 'catch-now-3']
 
 
-@pytest.mark.parametrize('agent', ['ppo', 'dreamer'])
-def test_fused_run_refuses_host_environment(folder, capsys, agent):
-  pytest.importorskip('gymnasium')
-  arguments = [
-    '--agent', agent, '--fused', '--env', 'gymnasium/CartPole-v1', '--preset', 'laptop'
-  ]  # fmt: skip
-  assert run('train', '--run', folder, *arguments) == 2
-  message = capsys.readouterr().err
-  assert "environment.name='gymnasium/CartPole-v1': this environment is stepped outside" in message
-  assert 'add --no-fused' in message
-  assert message.count('\n') == 1
-  assert not folder.exists()
-
-
 def test_environment_with_infinite_reward_is_refused_before_training(
   folder, capsys, tmp_path, monkeypatch
 ):

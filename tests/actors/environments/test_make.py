@@ -10,7 +10,7 @@ import pytest
 from dm_env import specs
 
 from hephaestus.actors import environments
-from hephaestus.actors.environments import catch, environment, wrappers
+from hephaestus.actors.environments import catch, environment, host, wrappers
 
 MINE = """
 from hephaestus.actors.environments import catch
@@ -353,3 +353,41 @@ def test_instance_gets_a_name_that_no_other_has():
   names += [environments.register(each) for each in instances[1:]]
   assert names[0] == 'instance:Mine-1'
   assert all(environments.make(name) is each for name, each in zip(names, instances, strict=True))
+
+
+@pytest.mark.parametrize('kind', ['function', 'limited', 'made'])
+def test_gymnasium_environments_of_a_function_or_of_one_that_was_made(kind):
+  gymnasium = pytest.importorskip('gymnasium')
+  make = lambda: gymnasium.make('CartPole-v1', max_episode_steps=33)
+  given = make() if kind == 'made' else make
+  options = {'max_steps': 7} if kind == 'limited' else {}
+  env = environments.make(environments.register(given), **options)
+  assert isinstance(env, host.HostEnvironment)
+  assert env.max_steps == (7 if kind == 'limited' else 33)
+  assert env.observation_spec.shape == (4,) and env.action_spec.num_values == 2
+
+
+def test_class_gets_its_options():
+  env = environments.make(environments.register(catch.Catch), rows=4)
+  assert env == catch.Catch(rows=4)
+
+
+@pytest.mark.parametrize(
+  ('given', 'options', 'words'),
+  [
+    (5, {}, r'env=5: give a name, an instance of .*, or a class or function'),
+    (lambda: 5, {}, "'instance:lambda-.': gives 5; an environment of gymnasium or dm_env is"),
+    (catch.Catch, {'rose': 4}, 'environment.rose=4: .* has no such option; did you mean rows'),
+  ],
+)
+def test_object_that_makes_no_environment_is_refused(given, options, words):
+  with pytest.raises(ValueError, match=words):
+    environments.make(environments.register(given), **options)
+
+
+def test_gymnasium_instance_without_a_spec_is_refused():
+  gymnasium = pytest.importorskip('gymnasium')
+  env = gymnasium.make('CartPole-v1').unwrapped
+  env.spec = None
+  with pytest.raises(ValueError, match=r'is one instance, .*; give its class, or a function'):
+    environments.register(env)

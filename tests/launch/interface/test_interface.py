@@ -99,7 +99,7 @@ def test_curves_have_nan_where_a_report_lacks_a_value(run, tmp_path):
     ({'preset': 'laptp'}, '--preset laptp: choose one of laptop'),
     ({'set': {'agent.hiden_size': 3}}, 'agent.hiden_size=3: unknown key; did you mean'),
     ({'steps': 0}, 'max_environment_steps=0: must be at least 1'),
-    ({'env': 5}, 'env=5: give a name, or an instance'),
+    ({'env': 5}, 'env=5: give a name, an instance'),
     ({'fused': True, 'expose': True}, '--expose: a fused run listens at no port'),
     ({'env': catch.Catch(), 'set': {'environment.rows': 5}}, 'was given as an instance; give one'),
     ({'env': catch.Catch(), 'fused': False}, 'an instance is in this process alone'),

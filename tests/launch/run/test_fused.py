@@ -423,7 +423,7 @@ def test_ctrl_c_saves_and_prints_how_to_resume(train, tmp_path, capfd):
 
 def test_signal_after_the_first_ends_the_process_whatever_its_kind(capfd):
   before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-  with fused._interrupts() as interrupts:
+  with fused._Interrupts() as interrupts:
     assert not interrupts.is_set()
     signal.raise_signal(signal.SIGINT)
     assert interrupts.number == signal.SIGINT

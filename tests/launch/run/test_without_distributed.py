@@ -69,11 +69,3 @@ def test_run_of_several_processes_is_not_resumed_as_one(without, tmp_path, capsy
   assert main.run(main.parse(['hephaestus', 'train', '--run', str(tmp_path)])) == 2
   message = capsys.readouterr().err
   assert f'--run {tmp_path}: {EXTRA}; it has several processes; begin another run' in message
-
-
-def test_host_environment_names_the_extra(without, capsys):
-  pytest.importorskip('gymnasium')
-  command = ['train', '--env', 'gymnasium/CartPole-v1', '--preset', 'laptop']
-  assert main.run(main.parse(['hephaestus', *command])) == 2
-  message = capsys.readouterr().err
-  assert f'add --no-fused, which {EXTRA}' in message and message.count('\n') == 1

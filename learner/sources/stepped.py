@@ -1,0 +1,201 @@
+"""Unrolls on the host, between compiled updates: one process, and an environment that is not in JAX.
+
+Replay, credits and updates are those of `unrolled`. The instances of the environments are no part of a
+checkpoint, so a run that resumes begins new episodes.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hephaestus.learner import devices as devices_lib
+from hephaestus.learner import loop
+from hephaestus.learner.sources import unrolled
+from hephaestus.replay import buffer as buffer_lib
+
+Tree = Any
+
+
+class HostEnvironments(NamedTuple):
+  """Functions that reset and unroll all environments of a run; `launch/` takes them from `actors/`.
+
+  Attributes:
+    init: key -> state of the N environments.
+    unroll: (acting params, key, state, version, actor id) -> (state, Sequence [N, T, ...], Episodes);
+      None if the run was asked to stop meanwhile.
+    num_envs: N, on all devices together.
+    num_steps: environment steps that an unroll takes in each of them, T - 1.
+    shapes: shapes of acting params -> shapes and dtypes of the Sequence.
+    close: closes the environments.
+  """
+
+  init: Callable[[chex.PRNGKey], Tree]
+  unroll: Callable[..., tuple[Tree, Any, Any] | None]
+  num_envs: int
+  num_steps: int
+  shapes: Callable[[Tree], Any]
+  close: Callable[[], None]
+
+
+class HostProgram(unrolled.Program):
+  """As `unrolled.Program`, but `collect` unrolls, and the compiled program only samples and updates.
+
+  Args:
+    update: as for `unrolled.Program`.
+    acting_params: as for `unrolled.Program`.
+    environments: the environments, whose sequences all devices share.
+    devices: devices that share replay and batches.
+    replay: as for `unrolled.Program`.
+  """
+
+  environments: HostEnvironments
+
+  def __init__(
+    self,
+    update: Any,
+    acting_params: Callable[[Tree], Tree],
+    environments: HostEnvironments,
+    devices: list[jax.Device],
+    replay: buffer_lib.Replay | None = None,
+  ):
+    super().__init__(update, acting_params, environments, devices, replay)
+    self._insert = devices_lib.mapped(self._add, devices)
+    self._split_key = jax.jit(lambda key: jax.random.split(jax.random.wrap_key_data(key[0])))
+    self._env_state: Any = None
+    self._played = dict.fromkeys(unrolled.EPISODES, 0.0)  # until the next update
+
+  def _init_envs(self, key: jax.Array) -> Tree:
+    del key
+    return ()
+
+  def _shapes_on_one_device(self) -> tuple[unrolled.FusedState, Any]:
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    train = jax.eval_shape(self.update.init, key)
+    whole = self.environments.shapes(jax.eval_shape(self._acting_params, train.params))
+    share = self.environments.num_envs // len(self.devices)
+    part = lambda x: jax.ShapeDtypeStruct((share, *x.shape[1:]), x.dtype)
+    return (
+      unrolled.FusedState(train, jax.eval_shape(jax.random.key_data, key), ()),
+      jax.tree.map(part, whole),
+    )
+
+  def _replay_shapes(self) -> Any:
+    if self.replay is not None:
+      return super()._replay_shapes()
+    count = len(self.devices)
+    return jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), self._one_device[1]
+    )
+
+  def _add(self, stored: unrolled.ReplayState, sequence: Any) -> unrolled.ReplayState:
+    assert self.replay is not None
+    return self._store(stored, sequence, self.replay)
+
+  def _iterate(self, state: unrolled.FusedState) -> tuple[unrolled.FusedState, loop.Metrics]:
+    """One update from what `collect` has added, on one device."""
+    batch = state.replay
+    if self.replay is not None:
+      state, batch = self._draw(state, self.replay)
+    train, metrics = self.update.update(state.train, batch)
+    return state._replace(train=train), metrics
+
+  def collect(self, state: unrolled.FusedState) -> unrolled.FusedState | None:
+    """Adds one unroll to a state on the devices, which is donated; None if asked to stop meanwhile.
+
+    The first call resets the environments.
+    """
+    key, unroll_key = self._split_key(state.key)
+    if self._env_state is None:
+      self._env_state = self.environments.init(jax.random.fold_in(unroll_key, 0))
+    version = unrolled.part_of(state.train.step, 0)
+    result = self.environments.unroll(self.acting(state), unroll_key, self._env_state, version, 0)
+    if result is None:
+      return None
+    self._env_state, sequence, episodes = result
+    ended = np.asarray(episodes.ended)
+    self._played['episodes'] += ended.sum()
+    self._played['episode_return'] += episodes.episode_return[ended].sum()
+    self._played['episode_length'] += episodes.episode_length[ended].sum()
+    shared = devices_lib.split(jax.tree.map(np.asarray, sequence), self.devices)
+    if self.replay is not None:
+      shared = self._insert(state.replay, shared)
+    keys = np.tile(jax.random.key_data(key), (len(self.devices), 1))
+    return state._replace(key=devices_lib.put(keys, self.devices), replay=shared)
+
+  def updates_allowed(self, state: unrolled.FusedState) -> int:
+    """Number of updates that the replay ratio allows before the next unroll; 1 for an on-policy agent."""
+    if self.replay is None:
+      return 1
+    return int(unrolled.part_of(state.replay.credit, 0)) // self.replay.rate.denominator
+
+  def iterate(
+    self, state: unrolled.FusedState, count: int
+  ) -> tuple[unrolled.FusedState, loop.Metrics]:
+    """As `unrolled.Program.iterate`, for at most as many updates as are allowed."""
+    state, metrics = super().iterate(state, count)
+    played = {
+      name: jnp.full(len(self.devices), total, jnp.float32) for name, total in self._played.items()
+    }
+    self._played = dict.fromkeys(unrolled.EPISODES, 0.0)
+    return state, metrics | devices_lib.put(played, self.devices)
+
+  def close(self) -> None:
+    """Closes the environments; the next `collect` makes and resets new ones."""
+    self._env_state = None
+    self.environments.close()
+
+
+class Stepped(unrolled.Unrolled):
+  """As `unrolled.Unrolled`, for a `HostProgram`: unrolls in `collect`, and then updates while allowed."""
+
+  _program: HostProgram
+  _allowed = 0  # updates before the next unroll
+  _seconds_per_unroll: float | None = None
+  _has_unrolled = False  # the first unroll also compiles the policy
+
+  def place(self, whole: unrolled.FusedState, step: int) -> unrolled.FusedState:
+    state = super().place(whole, step)
+    if self._program.replay is not None:
+      self._allowed = self._program.updates_allowed(state)
+    return state
+
+  def collect(self, state: unrolled.FusedState) -> unrolled.FusedState:
+    if self._allowed:
+      return state
+    began = time.monotonic()
+    after = self._program.collect(state)
+    if after is None:
+      return state
+    if self._has_unrolled:
+      self._seconds_per_unroll = time.monotonic() - began
+    self._has_unrolled = True
+    self._allowed = self._program.updates_allowed(after)
+    if self._program.replay is not None:
+      self._environment_step = self._program.environment_step(after)
+    return after
+
+  def ready(self, timeout_seconds: float) -> bool:
+    del timeout_seconds
+    return self._allowed > 0
+
+  def update(
+    self, state: unrolled.FusedState, step: int, most: int
+  ) -> tuple[unrolled.FusedState, loop.Done]:
+    state, done = super().update(state, step, min(most, self._allowed))
+    self._allowed -= done.updates
+    unrolls = (
+      max(0, self._max_environment_steps - self._environment_step) / self._program.steps_per_unroll
+    )
+    if self._seconds_per_unroll is None:
+      self.seconds_left = None
+    elif self.seconds_left is not None:
+      self.seconds_left += unrolls * self._seconds_per_unroll
+    return state, done
+
+  def close(self) -> None:
+    self._program.close()

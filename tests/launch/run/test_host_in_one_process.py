@@ -1,0 +1,125 @@
+"""Fused runs in environments of gymnasium and dm_env, which threads of the same process step."""
+
+import collections
+import json
+import os
+import re
+import sys
+
+import numpy as np
+import pytest
+import runs
+import slow_program
+import tiny
+
+import hephaestus
+from hephaestus.actors import environments
+from hephaestus.launch import main
+
+# All sizes divide over the eight devices of the tests.
+COMMON = (
+  'environment.max_steps=9', 'learner.anneal=false', 'evaluator.num_episodes=8',
+  'evaluator.final_episodes=8', 'learner.log_period=2', 'tensorboard=false',
+)  # fmt: skip
+PPO = (
+  *COMMON, 'agent.hidden_size=16', 'agent.num_layers=1', 'actor.num_envs=8',
+  'actor.sequence_length=9', 'learner.num_minibatches=2',
+)  # fmt: skip
+DREAMER = (
+  *(word for word in tiny.RUN if not word.startswith('environment.')), *COMMON[:1], *COMMON[2:],
+  'actor.num_envs=8', 'replay.strata[0].max_size=64', 'replay.strata[1].max_size=64',
+)  # fmt: skip
+PROGRAM = 'dm_env/slow_program:SlowProgram'
+
+
+@pytest.fixture
+def train(in_process, tmp_path, monkeypatch):
+  """Trains in this process, on one folder, as if the packages of several processes were not installed."""
+  monkeypatch.chdir(tmp_path)
+  for name in runs.DISTRIBUTED:
+    monkeypatch.setitem(sys.modules, name, None)
+
+  def train(*arguments):
+    words = ['hephaestus', 'train', '--run', tmp_path / 'run', *arguments]
+    return main.run(main.parse(list(map(str, words))))
+
+  return train
+
+
+def rows(folder, name):
+  return [json.loads(line) for line in (folder / 'metrics' / f'{name}.jsonl').open()]
+
+
+def instances(folder):
+  return collections.Counter(
+    line.split()[0] for line in (folder / 'instances.txt').read_text().splitlines()
+  )
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+  ('agent', 'environment', 'options'),
+  [
+    ('ppo', 'gymnasium/CartPole-v1', PPO),
+    ('dreamer', PROGRAM, (*DREAMER, 'environment.seconds=0.0')),
+  ],
+)
+def test_run_trains_is_evaluated_and_resumes(train, tmp_path, capsys, agent, environment, options):
+  if environment.startswith('gymnasium'):
+    pytest.importorskip('gymnasium')
+  begin = ['--agent', agent, '--env', environment, '--preset', 'laptop']
+  assert train(*begin, '--steps', 300, '--set', *options) == 0
+  printed = capsys.readouterr().out
+  assert 'outside the compiled program, by threads' in printed
+  steps, updates = map(int, re.search(r'step=(\d+) learner_step=(\d+)', printed).groups())
+  # Whole unrolls; the updates of the dreamer are those that the replay ratio allows.
+  assert (steps, updates) == ((320, 5) if agent == 'ppo' else (320, 112))
+
+  assert train('--steps', 500) == 0
+  learned, scored = rows(tmp_path / 'run', 'learner'), rows(tmp_path / 'run', 'evaluator')
+  for key in ('learner_step', 'environment_step'):
+    assert (np.diff([row[key] for row in learned]) >= 0).all()
+  assert [row['environment_step'] for row in scored if row['final']] == [
+    320,
+    learned[-1]['environment_step'],
+  ]
+  assert learned[-1]['environment_step'] >= 500 and sum(row['episodes'] for row in learned) > 8
+  if agent == 'dreamer':
+    assert learned[-1]['replay_ratio'] == pytest.approx(16, rel=0.1)
+    noted = instances(tmp_path)
+    assert noted['make'] == noted['close'] > 8
+  policy = hephaestus.load(tmp_path / 'run')
+  action, _ = policy.act(np.zeros(policy.observation_spec.shape, np.float32),
+                         policy.initial_state(), greedy=True)  # fmt: skip
+  assert action in (0, 1)
+
+
+@pytest.mark.timeout(600)
+def test_interrupt_ends_an_unroll_and_the_run_resumes(train, tmp_path, capsys):
+  # In the middle of the second of five unrolls, each of eight steps.
+  slow = (*PPO, 'environment.seconds=0.01', 'environment.interrupt_after=12')
+  begin = ['--agent', 'ppo', '--env', PROGRAM, '--preset', 'laptop', '--steps', 300]
+  assert train(*begin, '--set', *slow) == 130
+  assert 'stopped; go on with' in capsys.readouterr().out.splitlines()[-1]
+  assert os.listdir(tmp_path / 'run' / 'checkpoints') == ['1']
+  noted = instances(tmp_path)
+  assert noted['make'] == noted['close'] > 8
+  assert train() == 0
+  assert 'environment_step=320 learner_step=5 ' in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.timeout(600)
+def test_class_is_trained_in_resumed_and_loaded_from_python(in_process, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(environments, '_instances', {})
+  options = [*PPO, 'environment.seconds=0.0']
+  train = lambda steps: hephaestus.train(
+    slow_program.SlowProgram, steps=steps, agent='ppo', preset='laptop', run='run', set=options
+  )
+  run = train(64)
+  environments._instances.clear()  # as in another process
+  with pytest.raises(ValueError, match="'instance:SlowProgram-0': was given as an instance"):
+    hephaestus.load(run)
+  policy = hephaestus.load(run, environment=slow_program.SlowProgram)
+  assert policy.learner_step == 1
+  assert train(128).policy().learner_step == 2
