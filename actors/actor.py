@@ -224,18 +224,26 @@ class _Window:
     self._steps = 0
     self._returns: list[np.ndarray] = []
     self._lengths: list[np.ndarray] = []
+    self._explored: list[np.ndarray] = []
 
   def add(self, episodes: rollout.Episodes, config: ActorConfig) -> None:
-    """Counts the steps and the finished episodes of one unroll."""
+    """Counts the steps and the finished episodes of one unroll.
+
+    Episodes are those in which the policy of the task acted, or the explorer while it acts in all
+    environments: they are then all that there is to report.
+    """
     self._steps += config.num_envs * (config.sequence_length - 1)
-    ended = np.asarray(episodes.ended)
-    self._returns.append(np.asarray(episodes.episode_return)[ended])
-    self._lengths.append(np.asarray(episodes.episode_length)[ended])
+    ended, explores = np.asarray(episodes.ended), np.asarray(episodes.explores)
+    counts = ended & (~explores | explores.all())
+    self._returns.append(np.asarray(episodes.episode_return)[counts])
+    self._lengths.append(np.asarray(episodes.episode_length)[counts])
+    self._explored.append(np.asarray(episodes.episode_return)[ended & explores])
 
   def report(self, environment_step: int | None, version: int) -> dict[str, Any]:
     """Metrics of the window by name: means and quantiles over episodes, rates, and fractions of time."""
     elapsed = time.monotonic() - self.start
     returns, lengths = np.concatenate(self._returns), np.concatenate(self._lengths)
+    explored = np.concatenate(self._explored)
     fraction = lambda seconds: min(1.0, seconds / elapsed)
     return {
       'environment_step': environment_step,
@@ -246,6 +254,7 @@ class _Window:
         for quantile, value in (inspector.quantiles(returns) or {}).items()
       },
       'episodes': int(returns.size),
+      **({'explorer_return': float(explored.mean())} if explored.size else {}),
       'parameter_version': version,
       'steps_per_second': self._steps / elapsed,
       'unrolled_fraction': fraction(self.unrolled),

@@ -28,7 +28,7 @@ class EvaluatorConfig:
   period_steps: int | None = None  # environment steps between two evaluations; replaces `period`
   num_episodes: int = 64  # episodes of an evaluation
   final_episodes: int = 256  # episodes of the evaluation of the final parameters
-  greedy: bool = True  # greedy actions; False: sampled ones, for which PPO's policy is trained
+  greedy: bool = False  # the most probable actions; False: sampled ones, as policies are trained
   video_period: float = 300.0  # seconds between two videos; the last is made at the end
 
   def __post_init__(self):

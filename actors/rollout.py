@@ -47,11 +47,13 @@ class Episodes(NamedTuple):
     ended: [T - 1, N] bool, whether the time step is LAST.
     episode_return: [T - 1, N] float32, undiscounted return of the episode up to the time step.
     episode_length: [T - 1, N] int32, steps of the episode up to the time step; 0 at FIRST.
+    explores: [N] bool, environments in which the agent's explorer acted, see `Agent.exploring`.
   """
 
   ended: jax.Array
   episode_return: jax.Array
   episode_length: jax.Array
+  explores: jax.Array
 
 
 class Unroll(NamedTuple):
@@ -83,6 +85,7 @@ def make_unroll(
   num_envs: int,
   sequence_length: int,
   greedy: bool = False,
+  explore: bool = False,
   should_stop: Callable[[], bool] = lambda: False,
 ) -> Unroll:
   """Builds the unroll of one environment and one agent.
@@ -96,17 +99,43 @@ def make_unroll(
     num_envs: N, number of parallel environments.
     sequence_length: T, at least 2.
     greedy: take greedy actions; else sample actions.
+    explore: collect experience to learn from: in some environments the agent's explorer acts, if it has
+      one, see `Agent.exploring`. An evaluation does without.
     should_stop: called after each step of an environment on the host, and so the heartbeat of a node
       whose environments wait; True ends the unroll by `StoppedError`.
 
   Returns:
     The functions that reset and unroll N environments; none has been compiled or called yet.
   """
+  exploring = agent.exploring if explore else None
+  roles = lambda params: (
+    jnp.zeros(num_envs, bool) if exploring is None else exploring(params, num_envs)
+  )
+
+  def act(params: Tree, key: chex.PRNGKey, policy_state: Tree, timestep: Tree, explores: jax.Array):
+    options = {} if exploring is None else {'explores': explores}
+    return agent.act(params, key, policy_state, timestep, greedy=greedy, **options)
+
+  policy = _Policy(agent, roles, act)
   if isinstance(environment, host.HostEnvironment):
-    on_host = _HostUnroll(environment, agent, num_envs, sequence_length, greedy, should_stop)
+    on_host = _HostUnroll(environment, policy, num_envs, sequence_length, should_stop)
     return Unroll(on_host.init, on_host.unroll, on_host.shapes, on_host.close)
-  traced = _TracedUnroll(environment, agent, num_envs, sequence_length, greedy)
+  traced = _TracedUnroll(environment, policy, num_envs, sequence_length)
   return Unroll(jax.jit(traced.init), traced.compiled, traced.shapes)
+
+
+class _Policy(NamedTuple):
+  """An agent that acts in N environments.
+
+  Attributes:
+    agent: the agent.
+    roles: acting params -> [N] bool, environments in which its explorer acts.
+    act: (acting params, key, policy state, time step, roles) -> as `Agent.act`.
+  """
+
+  agent: agent_lib.Agent
+  roles: Callable[[Tree], jax.Array]
+  act: Callable[..., tuple[Tree, experience.Decision]]
 
 
 def _sequence(
@@ -134,17 +163,15 @@ class _TracedUnroll:
   def __init__(
     self,
     environment: environment_lib.Environment,
-    agent: agent_lib.Agent,
+    policy: _Policy,
     num_envs: int,
     sequence_length: int,
-    greedy: bool,
   ):
     """Args: see `make_unroll`."""
     self._environment = wrappers.AutoReset(environment)
-    self._agent = agent
+    self._policy = policy
     self._num_envs = num_envs
     self._sequence_length = sequence_length
-    self._greedy = greedy
     self.compiled = jax.jit(self.unroll, donate_argnums=2)
 
   def init(self, key: chex.PRNGKey) -> UnrollState:
@@ -153,7 +180,7 @@ class _TracedUnroll:
     return UnrollState(
       env_state=env_state,
       timestep=timestep,
-      policy_state=self._agent.initial_policy_state(self._num_envs),
+      policy_state=self._policy.agent.initial_policy_state(self._num_envs),
       episode_return=jnp.zeros(self._num_envs, jnp.float32),
       episode_length=jnp.zeros(self._num_envs, jnp.int32),
     )
@@ -161,9 +188,10 @@ class _TracedUnroll:
   def unroll(self, params: Tree, key: chex.PRNGKey, state: UnrollState, version, actor_id):
     num_envs = self._num_envs
     identity_key, steps_key = jax.random.split(key)
+    explores = self._policy.roles(params)
     # All keys at once: for a small environment, splitting keys at each step is much of the work.
     next_state, ((timesteps, decisions), episodes) = jax.lax.scan(
-      lambda state, keys: self._step(params, state, keys),
+      lambda state, keys: self._step(params, explores, state, keys),
       state,
       jax.random.split(steps_key, (self._sequence_length - 1, 1 + num_envs)),
     )
@@ -176,12 +204,13 @@ class _TracedUnroll:
     sequence = _sequence(
       timesteps,
       decisions,
-      initial_state=self._agent.stored_state(state.policy_state),
+      initial_state=self._policy.agent.stored_state(state.policy_state),
       identity=jax.random.bits(identity_key, (num_envs,), jnp.uint32),
       version=each(version, jnp.int32),
       actor_id=each(actor_id, jnp.int32),
     )
-    return next_state, sequence, episodes
+    ended, episode_return, episode_length = episodes
+    return next_state, sequence, Episodes(ended, episode_return, episode_length, explores)
 
   def shapes(self, params: Tree) -> experience.Sequence:
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -190,21 +219,23 @@ class _TracedUnroll:
     _, sequence, _ = jax.eval_shape(self.compiled, params, key, state, count, count)
     return sequence
 
-  def _step(self, params: Tree, state: UnrollState, keys: chex.PRNGKey):
+  def _step(self, params: Tree, explores: jax.Array, state: UnrollState, keys: chex.PRNGKey):
     """Acts once in each environment.
 
     Args:
       params: acting params.
+      explores: [N] bool, see `Episodes`.
       state: state before the step.
       keys: [1 + N], of the policy and of each environment.
 
     Returns:
-      The next state; and ((time step acted upon, decision), Episodes of the next time step), [N, ...].
+      The next state; and ((time step acted upon, decision), the first three fields of Episodes of the
+      next time step), [N, ...].
     """
     act_key, env_keys = keys[0], keys[1:]
     timestep = state.timestep
-    policy_state, decision = self._agent.act(
-      params, act_key, state.policy_state, timestep, greedy=self._greedy
+    policy_state, decision = self._policy.act(
+      params, act_key, state.policy_state, timestep, explores
     )
     env_state, next_timestep = jax.vmap(self._environment.step)(
       env_keys, state.env_state, decision.action
@@ -213,7 +244,7 @@ class _TracedUnroll:
     episode_return = jnp.where(begins, 0.0, state.episode_return + next_timestep.reward)
     episode_length = jnp.where(begins, 0, state.episode_length + 1)
     next_state = UnrollState(env_state, next_timestep, policy_state, episode_return, episode_length)
-    return next_state, ((timestep, decision), Episodes(ends, episode_return, episode_length))
+    return next_state, ((timestep, decision), (ends, episode_return, episode_length))
 
 
 class _HostUnroll:
@@ -227,16 +258,15 @@ class _HostUnroll:
   def __init__(
     self,
     environment: host.HostEnvironment,
-    agent: agent_lib.Agent,
+    policy: _Policy,
     num_envs: int,
     sequence_length: int,
-    greedy: bool,
     should_stop: Callable[[], bool],
   ):
     """Args: see `make_unroll`."""
     self._should_stop = should_stop
     self._environment = environment
-    self._agent = agent
+    self._agent = policy.agent
     self._num_envs = num_envs
     self._sequence_length = sequence_length
     self._instances: list[host.Instance] = []
@@ -246,9 +276,12 @@ class _HostUnroll:
       identity_key, steps_key = jax.random.split(key)
       return jax.random.bits(identity_key, (num_envs,), jnp.uint32), steps_key
 
-    def act(params: Tree, key: chex.PRNGKey, t: jax.Array, policy_state: Tree, timestep: Tree):
-      return agent.act(params, jax.random.fold_in(key, t), policy_state, timestep, greedy=greedy)
+    def act(
+      params: Tree, key: chex.PRNGKey, t: Any, policy_state: Tree, timestep: Tree, explores: Any
+    ):
+      return policy.act(params, jax.random.fold_in(key, t), policy_state, timestep, explores)
 
+    self._roles = jax.jit(policy.roles)
     self._start = jax.jit(start)
     self._act = jax.jit(act)
 
@@ -288,13 +321,14 @@ class _HostUnroll:
       raise ValueError('state: its environments were stepped or reset since; pass the newest state')
     num_envs, sequence_length = self._num_envs, self._sequence_length
     identity, key = self._start(key)
+    explores = self._roles(params)
     policy_state = state.policy_state
     timesteps = self._empty(num_envs, sequence_length)
     _write(timesteps, np.s_[:, 0], state.timestep)
     decisions: Any = None
     for t in range(sequence_length - 1):
       timestep = jax.tree.map(lambda x, t=t: x[:, t], timesteps)
-      policy_state, decision = self._act(params, key, np.int32(t), policy_state, timestep)
+      policy_state, decision = self._act(params, key, np.int32(t), policy_state, timestep, explores)
       decision = jax.device_get(decision)
       if decisions is None:  # the last one stays 0: its action is still to be chosen
         blank = lambda x: np.zeros((num_envs, sequence_length, *x.shape[1:]), x.dtype)
@@ -302,7 +336,7 @@ class _HostUnroll:
       _write(decisions, np.s_[:, t], decision)
       self._step(timesteps, t + 1, decision.action)
     newest = jax.tree.map(lambda x: x[:, -1].copy(), timesteps)
-    episodes = self._episodes(state, timesteps)
+    episodes = self._episodes(state, timesteps, explores)
     next_state = UnrollState(
       env_state=self._as_env_state(newest),
       timestep=newest,
@@ -327,7 +361,7 @@ class _HostUnroll:
     t = jax.ShapeDtypeStruct((), jnp.int32)
     timestep = self._timestep(shape)
     policy_state = jax.eval_shape(lambda: self._agent.initial_policy_state(self._num_envs))
-    _, decision = jax.eval_shape(self._act, params, key, t, policy_state, timestep)
+    _, decision = jax.eval_shape(self._act, params, key, t, policy_state, timestep, shape((), bool))
     in_time = lambda x: shape((self._sequence_length, *x.shape[1:]), x.dtype)
     timestep, decision = jax.tree.map(in_time, (timestep, decision))
     return _sequence(
@@ -377,7 +411,9 @@ class _HostUnroll:
   def _empty(self, *leading: int) -> environment_lib.TimeStep:
     return self._timestep(lambda shape, dtype: np.empty((*leading, *shape), dtype))
 
-  def _episodes(self, state: UnrollState, timesteps: environment_lib.TimeStep) -> Episodes:
+  def _episodes(
+    self, state: UnrollState, timesteps: environment_lib.TimeStep, explores: jax.Array
+  ) -> Episodes:
     shape = (self._sequence_length - 1, self._num_envs)
     returns: Any = np.empty(shape, np.float32)
     lengths: Any = np.empty(shape, np.int32)
@@ -388,7 +424,7 @@ class _HostUnroll:
     for t, begins in enumerate(step_type == dm_env.StepType.FIRST):
       returns[t] = episode_return = np.where(begins, 0, episode_return + reward[t])
       lengths[t] = episode_length = np.where(begins, 0, episode_length + 1)
-    return Episodes(step_type == dm_env.StepType.LAST, returns, lengths)
+    return Episodes(step_type == dm_env.StepType.LAST, returns, lengths, explores)
 
 
 def _write(arrays: Tree, index: Any, values: Tree) -> None:

@@ -34,7 +34,8 @@ class Agent(NamedTuple):
     stored_state: policy state -> the part of it that a Sequence stores as `initial_state`.
     act: (acting params, key, policy state, time step [N, ...], *, greedy) -> (policy state,
       Decision), one step in N environments. A FIRST step clears the policy state. `greedy` takes the
-      most likely action instead of a sampled one.
+      most likely action instead of a sampled one. An agent with `exploring` also takes `explores`, [N]
+      bool, the environments in which an explorer acts; by default none.
     explain: as `act`, with more `extras`: `log_probs`, [N, A] float32, log-probabilities of all
       choices, concatenated over the parts of an action; with an episodic memory `recalled_value` and
       `recalled_evidence`, [N, A] float32, two fields of `memory.Recall`, and each field of
@@ -44,6 +45,8 @@ class Agent(NamedTuple):
     foresee: (params, key, observation [T, ...], action [T, ...], context [] int32) ->
       Foresight of one episode that begins at step 0, of which the model observes `context` steps;
       None for an agent without a model.
+    exploring: (acting params, number of parallel environments N) -> [N] bool, environments in which an
+      explorer should act while experience is collected; None for an agent that has one policy.
   """
 
   init_params: Callable[[chex.PRNGKey], Tree]
@@ -53,3 +56,4 @@ class Agent(NamedTuple):
   act: Callable[..., tuple[Tree, Any]]
   explain: Callable[..., tuple[Tree, Any]] | None = None
   foresee: Callable[..., Foresight] | None = None
+  exploring: Callable[[Tree, int], jax.Array] | None = None

@@ -287,14 +287,16 @@ def _phases(program: _Program, horizon: int, seconds: float) -> dict[str, float]
     novelty = jnp.zeros(last.shape)
     return dream.starts(
       dreamer.actor_critic, state.params['actor_critic'], posterior, last, novelty, keys[1],
-      num_steps=agent_config.starts_per_sequence,
+      num_steps=agent_config.starts_per_sequence, even=dreamer.actor_critic.explores,
     )[0]  # fmt: skip
 
   @jax.jit
   def dreamt(params, start, horizon):
     return dream.rollout(
-      model, dreamer.actor_critic, params, params['actor_critic']['critic'], start, horizon
-    )
+      model, dreamer.actor_critic, params, dreamer.actor_critic.critics(params['actor_critic']),
+      start, horizon,
+      explore=True,
+    )  # fmt: skip
 
   params = state.params
   (_, (posterior, *_)), _ = world_model(params['world_model'])

@@ -20,7 +20,7 @@ from hephaestus.agents import experience, returns
 from hephaestus.agents.dreamer import actor_critic as ac
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
-from hephaestus.agents.dreamer import dream, intrinsic
+from hephaestus.agents.dreamer import dream, intrinsic, modules
 from hephaestus.agents.dreamer import memory as memory_lib
 from hephaestus.learner import config as learner_config
 from hephaestus.learner import devices as devices_lib
@@ -34,8 +34,8 @@ class TrainState(NamedTuple):
   """All that an update changes; equal on all replicas, so one of them is the whole checkpoint.
 
   Attributes:
-    params: float32 parameters of 'world_model' and 'actor_critic'; with a memory also its ring buffer
-      'memory', which no optimizer changes.
+    params: float32 parameters of 'world_model' and 'actor_critic'; with novelty also 'exploring', see
+      `intrinsic.exploring`, and with a memory its ring buffer 'memory', which no optimizer changes.
     slow_critic: moving average of the critic's parameters.
     model_opt_state: state of the world model's optimizer.
     policy_opt_state: state of the actor-critic's optimizer.
@@ -105,12 +105,10 @@ class _Imagined(NamedTuple):
   Attributes:
     dream: imagination rollouts from steps of the batch.
     replayed: the batch itself.
-    motivation: averages of novelty, which scale intrinsic rewards.
   """
 
   dream: dream.Dream
   replayed: ac.Replayed
-  motivation: intrinsic.Motivation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,8 +126,8 @@ class _Learner:
     return TrainState(
       params=params,
       # A copy: the state is donated, and no buffer may be donated twice.
-      slow_critic=jax.tree.map(jnp.copy, params['actor_critic']['critic']),
-      model_opt_state=self.model_optimizer.init(params['world_model']),
+      slow_critic=jax.tree.map(jnp.copy, self.dreamer.actor_critic.critics(params['actor_critic'])),
+      model_opt_state=self.model_optimizer.init(_trained(params['world_model'])),
       policy_opt_state=self.policy_optimizer.init(params['actor_critic']),
       intrinsic=intrinsic.initial(),
       scales=ac.initial_scales(self.dreamer.actor_critic.heads),
@@ -157,10 +155,11 @@ class _Learner:
       state.intrinsic, devices_lib.over_devices(novelty.mean()), config, trained=warm
     )
     horizon = jnp.where(warm, motivation.horizon, 0)
-    imagined = self._imagine(state, posterior, felt, dream_keys, sequence, horizon, motivation)
+    imagined = self._imagine(state, posterior, felt, dream_keys, sequence, horizon)
     workspace_metrics = self._workspace_metrics(state, imagined.replayed)
     state, policy_metrics, dream_metrics = self._improve_actor_critic(state, imagined)
     state, memory_metrics = self._remember(state, sequence, imagined.replayed, recall)
+    state, exploring_metrics = self._explore(state, sequence, ~posterior.first)
 
     metrics = {
       **{f'world_model/{name}': x for name, x in model_metrics.items() if name != 'vital_error'},
@@ -170,6 +169,7 @@ class _Learner:
       **({} if felt.empowerment is None else {'intrinsic/empowerment': felt.empowerment.mean()}),
       'dream/horizon': horizon.astype(jnp.float32),
       **{f'dream/{name}': value for name, value in dream_metrics.items()},
+      **exploring_metrics,
       **{f'memory/{name}': value for name, value in memory_metrics.items()},
       **{f'workspace/{name}': value for name, value in workspace_metrics.items()},
     }
@@ -193,14 +193,15 @@ class _Learner:
       sequence: [T, B, ...].
       recalled: [T, B, ...], inputs of networks that `WorldModel.recall` read; None without a memory.
     """
-    gradient = jax.value_and_grad(self.dreamer.model.loss, has_aux=True)
+    before, model = state.params['world_model'], self.dreamer.model
     value_loss = functools.partial(self._value_loss, state, sequence)
-    (_, aux), grads = gradient(state.params['world_model'], keys, sequence, value_loss, recalled)
+    loss = lambda trained: model.loss(before | trained, keys, sequence, value_loss, recalled)
+    (_, aux), grads = jax.value_and_grad(loss, has_aux=True)(_trained(before))
     posterior, expected_reward, moments, metrics = aux
     grads = devices_lib.over_devices(grads)
     updates, opt_state = self.model_optimizer.update(grads, state.model_opt_state)
-    params = optax.apply_updates(state.params['world_model'], updates)
-    params = self.dreamer.model.statistics(params, devices_lib.over_devices(moments))
+    params = before | optax.apply_updates(_trained(before), updates)
+    params = model.averages(params, devices_lib.over_devices(moments))
     counts = ~posterior.first
     metrics['gradient_norm'] = optax.global_norm(grads)
     metrics['kl_after_first'] /= devices_lib.over_devices(jnp.mean(counts))
@@ -226,7 +227,7 @@ class _Learner:
     )
     return jnp.where(state.step >= config.warm_up_updates, config.replayed_value_scale * loss, 0.0)
 
-  def _imagine(self, state, posterior, felt, keys, sequence, horizon, motivation) -> _Imagined:
+  def _imagine(self, state, posterior, felt, keys, sequence, horizon) -> _Imagined:
     """Imagination rollouts from steps of the batch by the newest parameters, and the batch itself."""
     config, policy = self.dreamer.config, self.dreamer.actor_critic
     last = sequence.step_type == LAST
@@ -238,13 +239,15 @@ class _Learner:
       felt.novelty,
       keys,
       num_steps=config.starts_per_sequence,
+      even=policy.explores,
     )
     dreamt = dream.rollout(
-      self.dreamer.model, policy, state.params, state.slow_critic, start, horizon
+      self.dreamer.model, policy, state.params, state.slow_critic, start, horizon, explore=True
     )
-    rewards = self._rewards(sequence.reward, felt, motivation)
+    mean = devices_lib.over_devices(felt.novelty.mean())
+    rewards = self._rewards(sequence.reward, felt, mean)
     replayed = ac.Replayed(posterior.features, history, rewards, sequence.discount, last)
-    return _Imagined(dreamt, replayed, motivation)
+    return _Imagined(dreamt, replayed)
 
   def _improve_actor_critic(
     self, state: TrainState, imagined: _Imagined
@@ -257,18 +260,20 @@ class _Learner:
     metrics['replayed_value_loss'], replayed_grads = self._replayed_gradient(state, imagined)
     grads = devices_lib.over_devices(jax.tree.map(jnp.add, grads, replayed_grads))
     updates, opt_state = self.policy_optimizer.update(grads, state.policy_opt_state)
-    faster = jax.tree.map(lambda x: dreamer_config.CRITIC_RATE * x, updates['critic'])
-    params = optax.apply_updates(params, updates | {'critic': faster})
+    critics = self.dreamer.actor_critic.critics
+    faster = jax.tree.map(lambda x: dreamer_config.CRITIC_RATE * x, critics(updates))
+    params = optax.apply_updates(params, updates | faster)
     slow_critic = optax.incremental_update(
-      params['critic'], state.slow_critic, dreamer_config.SLOW_CRITIC_RATE
+      critics(params), state.slow_critic, dreamer_config.SLOW_CRITIC_RATE
     )
     metrics |= {'gradient_norm': optax.global_norm(grads), **target_metrics}
     # Over steps as they are reached; steps imagined beyond a termination count for nothing.
-    mean = lambda x: jnp.sum(targets.weight * x[1:])
+    own = lambda name: self.dreamer.actor_critic.dreams(name, targets.weight.shape[1])
+    mean = lambda x, name=ac.TASK: jnp.sum(targets.weight[:, own(name)] * x[1:, own(name)])
     dream_metrics = {
       'reward': mean(dreamt.reward),
       'value': mean(dreamt.values[ac.TASK]),
-      'novelty': mean(dreamt.novelty),
+      'novelty': mean(dreamt.novelty, ac.NOVELTY),
     }
     # During warm-up nothing of it changes: fed with zeros, Adam would begin with steps three times
     # as large as its rate.
@@ -341,6 +346,41 @@ class _Learner:
     metrics = memory.metrics(ring, recall, state.step)
     return state._replace(params=state.params | {memory_lib.NAME: ring}), metrics
 
+  def _explore(
+    self, state: TrainState, sequence: experience.Sequence, follows: jax.Array
+  ) -> tuple[TrainState, Metrics]:
+    """Updates by the real rewards of a batch how much is explored, and what weight the task has.
+
+    Without an explorer it changes nothing, and there are no metrics.
+
+    Args:
+      state: train state.
+      sequence: [T, B, ...].
+      follows: [T, B] bool, steps to which a transition leads.
+    """
+    config = self.dreamer.config
+    if not self.dreamer.actor_critic.explores:
+      return state, {}
+    mean = lambda x: devices_lib.over_devices(jnp.mean(jnp.where(follows, x, 0.0)))
+    count = jnp.maximum(mean(jnp.ones_like(sequence.reward)), 1e-8)
+    difference = intrinsic.return_difference(
+      sequence.reward,
+      sequence.discount,
+      (mean(sequence.reward) / count, mean(sequence.discount) / count),
+      gamma=config.gamma,
+    )
+    deviation = jnp.sqrt(mean(jnp.square(difference)) / count)
+    largest = jnp.max(jnp.where(follows, difference, 0.0))
+    share = intrinsic.exploring(state.params[intrinsic.EXPLORING], deviation, config)
+    evidence = intrinsic.evidence(
+      state.scales.evidence, devices_lib.over_devices(largest, jax.lax.pmax), config
+    )
+    state = state._replace(
+      params=state.params | {intrinsic.EXPLORING: share},
+      scales=state.scales._replace(evidence=evidence),
+    )
+    return state, {'intrinsic/exploring': share, 'intrinsic/evidence': evidence}
+
   def _workspace_metrics(self, state: TrainState, replayed: ac.Replayed) -> Metrics:
     """Metrics of the workspace's gates at replayed steps; {} without a workspace."""
     workspace = self.dreamer.actor_critic.workspace
@@ -353,44 +393,47 @@ class _Learner:
     self, scales: ac.Scales, imagined: _Imagined
   ) -> tuple[ac.Scales, ac.Targets, Metrics]:
     """The next scales; targets [H, B'] of H steps imagined from B' starts; metrics of their advantages."""
-    config, dreamt = self.dreamer.config, imagined.dream
+    config, dreamt, policy = self.dreamer.config, imagined.dream, self.dreamer.actor_critic
     survival = self.dreamer.model.survival(dreamt.vitals, dreamt.discount)
     felt = intrinsic.Felt(dreamt.novelty, survival, dreamt.empowerment)
-    rewards = self._rewards(dreamt.reward, felt, imagined.motivation)
-    weight = dream.weights(dreamt)
-    weight /= jnp.maximum(devices_lib.over_devices(weight.sum()), 1e-8)
-    mean = lambda x: devices_lib.over_devices(jnp.sum(weight * x))
+    weight = self._weights(dreamt)
+    own = {name: policy.dreams(name, weight.shape[1]) for name in policy.heads}
+    novelty = (weight * dreamt.novelty[1:])[:, own.get(ac.NOVELTY, slice(None))]
+    mean = devices_lib.over_devices(novelty.sum())
+    rewards = self._rewards(dreamt.reward, felt, mean)
+    at_each_step = lambda x: devices_lib.over_devices(jnp.sum(x, axis=1, keepdims=True))
     all_returns, advantages, first = {}, {}, {}
-    for name in self.dreamer.actor_critic.heads:
+    for name in policy.heads:
       value = dreamt.values[name]
       return_ = dream.returns_of(
         dreamt, rewards[name], value, gamma=config.gamma, lambda_=config.lambda_
       )
-      # A value that lags behind shifts all advantages alike, which is noise to the policy.
-      error = return_ - value[:-1]
-      all_returns[name], advantages[name] = return_, error - mean(error)
+      # A value that lags behind shifts all advantages at an imagined step alike, by more the more
+      # steps are left to the horizon, which is noise to the policy.
+      share = weight[:, own[name]]
+      error = (return_ - value[:-1])[:, own[name]]
+      centre = at_each_step(share * error) / jnp.maximum(at_each_step(share), 1e-8)
+      all_returns[name], advantages[name] = return_, error - centre
       # Starts of weight 0 are left out: no data teaches the model what follows a termination, so
       # members disagree most there, and their novelty would set the scale of all others.
-      counted = jnp.where(dreamt.start.weight > 0, return_[0], jnp.nan)
+      counted = jnp.where(dreamt.start.weight > 0, return_[0], jnp.nan)[own[name]]
       first[name] = jax.lax.all_gather(counted, devices_lib.DEVICES)
-    size = mean(jnp.abs(all_returns[ac.TASK]))
-    scales, divisors = ac.update_scales(scales, first, size, config)
-    terms = {
-      name: divisors.weight[name] * (advantage / divisors.scale[name])
-      for name, advantage in advantages.items()
-    }
+    size = jnp.sum((weight * jnp.abs(all_returns[ac.TASK]))[:, own[ac.TASK]])
+    scales, divisors = ac.update_scales(scales, first, devices_lib.over_devices(size), config)
+    evidence = scales.evidence if policy.explores else 1.0
+    joint, magnitudes = jnp.zeros_like(weight), {}
+    for name, advantage in advantages.items():
+      head_weight = evidence if name == ac.TASK else intrinsic.INTRINSIC[name].weight(config)
+      term = head_weight * (advantage / divisors[name])
+      joint = joint.at[:, own[name]].add(term)
+      magnitudes[f'{name}_advantage'] = jnp.sum(weight[:, own[name]] * jnp.abs(term))
     targets = ac.Targets(
       returns=all_returns,
-      advantage=sum(terms.values()),
+      advantage=joint,
       slow_values={name: value[:-1] for name, value in dreamt.slow_values.items()},
       weight=weight,
     )
-    magnitudes = {f'{name}_advantage': jnp.sum(weight * jnp.abs(x)) for name, x in terms.items()}
-    spread = {
-      'return_spread': divisors.scale[ac.TASK],
-      'novelty_weight': divisors.weight[ac.NOVELTY],
-    }
-    return scales, targets, magnitudes | spread
+    return scales, targets, magnitudes | {'return_spread': divisors[ac.TASK]}
 
   def _imagined_gradient(
     self, params: Tree, dreamt: dream.Dream, targets: ac.Targets
@@ -432,11 +475,22 @@ class _Learner:
     return result
 
   def _rewards(
-    self, reward: jax.Array, felt: intrinsic.Felt, motivation: intrinsic.Motivation
+    self, reward: jax.Array, felt: intrinsic.Felt, mean: jax.Array
   ) -> dict[str, jax.Array]:
-    """The reward of each head of the critic, by its name."""
+    """The reward of each head of the critic, by its name; see `intrinsic.rewards`."""
     _, *names = self.dreamer.actor_critic.heads
-    return {ac.TASK: reward, **intrinsic.rewards(tuple(names), felt, motivation)}
+    return {ac.TASK: reward, **intrinsic.rewards(tuple(names), felt, mean)}
+
+  def _weights(self, dreamt: dream.Dream) -> jax.Array:
+    """Weights of imagined steps, [H, B'], which sum to 1 over the dreams of each actor on all devices.
+
+    The mean over devices of the sums is 1.
+    """
+    weight, policy = dream.weights(dreamt), self.dreamer.actor_critic
+    heads = (ac.TASK, ac.NOVELTY) if policy.explores else (ac.TASK,)
+    parts = [weight[:, policy.dreams(name, weight.shape[1])] for name in heads]
+    total = lambda part: jnp.maximum(devices_lib.over_devices(part.sum()), 1e-8)
+    return jnp.concatenate([part / total(part) for part in parts], axis=1)
 
   def _felt(
     self, state: TrainState, posterior: Any, novelty: jax.Array, discount: jax.Array
@@ -467,6 +521,11 @@ class _Learner:
     }
 
 
+def _trained(params: Tree) -> Tree:
+  """The parameters of the world model that its optimizer changes."""
+  return {name: x for name, x in params.items() if name not in modules.AVERAGES}
+
+
 def _sequence_keys(key: chex.PRNGKey, batch: int) -> tuple[jax.Array, jax.Array]:
   """Two arrays [batch] of keys for this device's sequences, by their positions in the global batch."""
   place = jax.lax.axis_index(devices_lib.DEVICES) * batch + jnp.arange(batch)
@@ -482,7 +541,7 @@ def _intrinsic_metrics(
   return {
     'intrinsic/novelty': novelty.mean(),
     'intrinsic/novelty_fast': motivation.novelty_fast,
-    'intrinsic/novelty_slow': motivation.novelty_mean,
+    'intrinsic/novelty_slow': motivation.novelty_slow,
     'intrinsic/clean_novelty': clean.mean(),
     'intrinsic/clean_novelty_positive': jnp.mean(clean > 0),
     'intrinsic/competence': motivation.competence,

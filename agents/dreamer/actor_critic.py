@@ -1,14 +1,21 @@
-"""Actor and critic, and their losses on imagined and on replayed steps.
+"""Actors and critics, and their losses on imagined and on replayed steps.
 
-    actor([f_t, context_t])      critic([f_t, context_t])
+    actor([f_t, context_t])         critic([f_t, context_t])             of the task
+    explorer([f_t, context_t])      explorer_critic([f_t, context_t])    of novelty
 
 with f_t the features of step t and context_t a summary of earlier steps by a context module: see
-`context`. With a workspace the actor reads the context alone, and the critic the features alone. The
-critic has a head for the task and one for each intrinsic reward, so that their advantages can be scaled
-each by itself; as in Burda et al. (2018), "Exploration by random network distillation", section 2.3.
+`context`. With a workspace the actors read only the context, and the critics only the features. The
+task's critic has a head for its reward and one for each intrinsic reward but novelty, so that their
+advantages can be scaled each by itself; as in Burda et al. (2018), "Exploration by random network
+distillation", section 2.3.
+
+Novelty has an actor and a critic of its own, the explorer: no weight of novelty suits a common actor before
+and after rewards are found. Each actor imagines dreams of its own, half of all. As in Sekar et al. (2020),
+"Planning to explore via self-supervised world models", with both actors at once.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -27,12 +34,15 @@ Tree = Any
 TASK, NOVELTY = 'task', intrinsic.NOVELTY
 """Names of heads of the critic: of the environment's reward and of novelty; see `ActorCritic.heads`."""
 
-GAUSSIAN_RANGE = 3.29
-"""Range from the 5th to the 95th percentile of a Gaussian, in standard deviations."""
+ACTOR, EXPLORER = 'actor', 'explorer'
+"""Names of the networks of both policies: of the task with other intrinsic rewards, and of novelty."""
+
+CRITIC, EXPLORER_CRITIC = 'critic', 'explorer_critic'
+"""Names of the networks of their values."""
 
 
 class Steps(NamedTuple):
-  """R consecutive imagined steps of B dreams, inputs of `ActorCritic.loss`.
+  """R consecutive imagined steps of B dreams, inputs of `ActorCritic.loss`; see `ActorCritic.dreams`.
 
   Attributes:
     features: [R, B, F] in the compute dtype.
@@ -69,10 +79,12 @@ class Targets(NamedTuple):
   """Targets of actor and critic at imagined steps.
 
   Attributes:
-    returns: [R, B] float32, lambda-returns for each head of the critic, by its name.
-    advantage: [R, B] float32, the joint advantage of all heads, see `Divisors`.
+    returns: [R, B] float32, lambda-returns for each head of the critic, by its name; read where they are
+      in dreams of the head's actor.
+    advantage: [R, B] float32, sum over the heads of the dream's actor of weight * advantage / divisor, see
+      `update_scales`.
     slow_values: [R, B] float32, values of the slow critic for each head, by its name.
-    weight: [R, B] float32, a step's share of the loss; 0 beyond the horizon.
+    weight: [R, B] float32, a step's share of the loss of its actor; 0 beyond the horizon.
   """
 
   returns: dict[str, jax.Array]
@@ -82,38 +94,23 @@ class Targets(NamedTuple):
 
 
 class Scales(NamedTuple):
-  """Running statistics of imagined returns; equal on all replicas.
+  """Running statistics of returns; equal on all replicas.
 
   Attributes:
     ranges: moving average of `returns.percentile_range` of the returns of each head, by its name.
     largest_novelty_range: [] float32, running maximum of novelty's average range since warm-up.
-    deviation: moving average of the standard deviation of the task's returns, times GAUSSIAN_RANGE.
-    evidence: [] float32, decaying running maximum of `deviation` in units of the task's least divisor:
-      how far the returns of the task have ever differed, which shows that rewards were found.
+    evidence: [] float32 in [0, 1], that real returns differ: see `intrinsic.evidence`.
   """
 
   ranges: dict[str, returns.Average]
   largest_novelty_range: jax.Array
-  deviation: returns.Average
   evidence: jax.Array
-
-
-class Divisors(NamedTuple):
-  """Scales and weights of the joint advantage: the sum over heads of weight * advantage / scale.
-
-  Attributes:
-    scale: [] float32, divisor of each head's advantages, by its name.
-    weight: [] float32, weight of each head, by its name; 1 for the task.
-  """
-
-  scale: dict[str, jax.Array]
-  weight: dict[str, Any]
 
 
 def initial_scales(heads: tuple[str, ...]) -> Scales:
   """Scales before any returns; `heads` are the names of the critic's heads."""
-  zero = jnp.zeros((), jnp.float32)
-  return Scales({name: returns.no_average() for name in heads}, zero, returns.no_average(), zero)
+  ranges = {name: returns.no_average() for name in heads}
+  return Scales(ranges, *jnp.zeros((2,), jnp.float32))
 
 
 def update_scales(
@@ -121,21 +118,17 @@ def update_scales(
   first: Mapping[str, jax.Array],
   size: jax.Array,
   config: dreamer_config.DreamerConfig,
-) -> tuple[Scales, Divisors]:
+) -> tuple[Scales, dict[str, jax.Array]]:
   """Updates the scales of advantages with the returns of one batch of imagination rollouts.
 
-    task_scale    = max(range of the task's returns, floor),  floor = max(return_floor, 0.1 mean |G|)
-    novelty_scale = largest range of the returns of novelty so far
-    evidence     <- max(0.9997 evidence, 3.29 std of the task's returns / floor)
-    weight        = config.novelty_scale max(0.5, 1 - evidence), of novelty
-    scale         = max(range of its returns, INTRINSIC_FLOOR) of other intrinsic rewards
+    divisor = max(range of the task's returns, return_floor, 0.1 mean |G|)
+    divisor = max(largest range of novelty's returns so far, NOVELTY_FLOOR)
+    divisor = max(range of its returns, INTRINSIC_FLOOR), of another intrinsic reward
 
-  where range and std are moving averages over batches, the range from the 5th to the 95th percentile.
-  Returns that are all alike mean that no reward was found yet, or that the task is solved. So the
-  weight of novelty follows `evidence`, how far they have ever differed, by their standard deviation:
-  percentiles do not see the few imagination rollouts that find the first rewards. The largest weight,
-  `novelty_scale`, should be well below 1, to leave the policy some entropy: rollouts follow the policy,
-  and those of a deterministic one find nothing new.
+  where range is a moving average over batches of the range from the 5th to the 95th percentile. Below
+  the floors an advantage shrinks with the differences of returns, and so does novelty's as the model
+  learns: divided by the current range, it would stay when nothing is left to learn, and the explorer
+  would become deterministic.
 
   Args:
     scales: the scales so far.
@@ -145,32 +138,29 @@ def update_scales(
     config: config of the agent.
 
   Returns:
-    The next scales, and the divisors and weights of this batch's advantages.
+    The next scales, and the divisor of the advantages of each head, [] float32 by its name.
   """
-  rate = dreamer_config.RETURN_RATE
-  ranges, range_of = {}, {}
-  for name, average in scales.ranges.items():
-    found = returns.percentile_range(first[name])
-    ranges[name], range_of[name] = returns.update_average(average, found, rate=rate)
   # The critic's bins lie some 10 % apart, so smaller differences of returns are noise.
   floor = jnp.maximum(config.return_floor, dreamer_config.RELATIVE_FLOOR * size)
-  deviation, mean_deviation = returns.update_average(
-    scales.deviation, GAUSSIAN_RANGE * jnp.nanstd(first[TASK]), rate=rate
-  )
-  evidence = jnp.maximum(dreamer_config.EVIDENCE_DECAY * scales.evidence, mean_deviation / floor)
   largest = scales.largest_novelty_range
-  if NOVELTY in range_of:
-    largest = jnp.maximum(largest, jnp.maximum(range_of[NOVELTY], dreamer_config.NOVELTY_FLOOR))
-  scale = {TASK: jnp.maximum(range_of[TASK], floor), NOVELTY: largest}
-  for name in range_of.keys() - scale.keys():
-    scale[name] = jnp.maximum(range_of[name], dreamer_config.INTRINSIC_FLOOR)
-  weight = {name: entry.weight(config, evidence) for name, entry in intrinsic.INTRINSIC.items()}
-  return Scales(ranges, largest, deviation, evidence), Divisors(scale, {TASK: 1.0} | weight)
+  averages, divisors = {}, {}
+  for name, average in scales.ranges.items():
+    averages[name], range_ = returns.update_average(
+      average, returns.percentile_range(first[name]), rate=dreamer_config.RETURN_RATE
+    )
+    if name == NOVELTY:
+      divisors[name] = largest = jnp.maximum(
+        jnp.maximum(range_, largest), dreamer_config.NOVELTY_FLOOR
+      )
+    else:
+      least = floor if name == TASK else dreamer_config.INTRINSIC_FLOOR
+      divisors[name] = jnp.maximum(range_, least)
+  return Scales(averages, largest, scales.evidence), divisors
 
 
 @dataclasses.dataclass(frozen=True)
 class ActorCritic:
-  """Policy and value of one environment; it holds no arrays, and its methods are pure.
+  """Policies and value of one environment; it holds no arrays, and its methods are pure.
 
   Attributes:
     config: sizes and constants.
@@ -232,18 +222,48 @@ class ActorCritic:
     """Names of the critic's heads: the task, and each intrinsic reward that is on."""
     return (TASK, *intrinsic.heads(self.config))
 
+  @property
+  def explores(self) -> bool:
+    """Whether there is an explorer: where novelty is on."""
+    return NOVELTY in self.heads
+
+  @property
+  def _critics(self) -> dict[str, tuple[str, ...]]:
+    """The heads of each critic by its name: values of novelty have a network of their own."""
+    if not self.explores:
+      return {CRITIC: self.heads}
+    others = tuple(name for name in self.heads if name != NOVELTY)
+    return {CRITIC: others, EXPLORER_CRITIC: (NOVELTY,)}
+
+  def critics(self, params: Tree) -> Tree:
+    """The parameters of all critics by name, out of all of the actor-critic."""
+    return {name: params[name] for name in self._critics}
+
+  def dreams(self, head: str, batch: int) -> slice:
+    """Which of `batch` dreams a head of the critic has: the first half the task's, the second novelty's.
+
+    All where there is no explorer.
+    """
+    if not self.explores:
+      return slice(0, batch)
+    return slice(batch // 2, batch) if head == NOVELTY else slice(0, batch // 2)
+
   def _modules(self) -> dict[str, networks.TwoTowers]:
     config = self.config
     mlp = lambda layers, size, scale: networks.TwoTowers(
       config.hidden_size, layers, size, scale, dtype=config.dtype
     )
+    actors = (ACTOR, EXPLORER) if self.explores else (ACTOR,)
     return {
-      'actor': mlp(config.policy_layers, self._actions.num_outputs, 0.01),
-      'critic': mlp(config.policy_layers, config.num_bins * len(self.heads), 0.0),
+      **{name: mlp(config.policy_layers, self._actions.num_outputs, 0.01) for name in actors},
+      **{
+        name: mlp(config.policy_layers, config.num_bins * len(heads), 0.0)
+        for name, heads in self._critics.items()
+      },
     }
 
   def init(self, key: chex.PRNGKey) -> Tree:
-    """Initial parameters, float32, by network: those of the context module, 'actor' and 'critic'."""
+    """Initial parameters, float32, by network: those of the context module, the actors and 'critic'."""
     context = self.context
     modules = context.modules()
     own = self._modules()
@@ -263,9 +283,9 @@ class ActorCritic:
   ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
     """Both inputs of network `name`: the model's memory with the context, and inputs of the numbers.
 
-    With a workspace, the actor's are nothing and the context; the critic's are without context.
+    With a workspace, an actor's are nothing and the context; the critic's are without context.
     """
-    if self.workspace and name == 'actor':
+    if self.workspace and name in (ACTOR, EXPLORER):
       return (), (context,)
     if self.workspace:
       context = context[..., :0]
@@ -277,10 +297,38 @@ class ActorCritic:
       self._modules()[name], params[name], *self._towers(name, features, context)
     )
 
-  def policy(self, params: Tree, features: jax.Array, context: jax.Array, mask: jax.Array | None):
-    """The distribution of actions at [..., F] features, [..., C] context and [..., A] mask, if any."""
-    outputs = self._apply(params, 'actor', features, context)
+  def policy(
+    self,
+    params: Tree,
+    features: jax.Array,
+    context: jax.Array,
+    mask: jax.Array | None,
+    explores: jax.Array | None = None,
+  ):
+    """The distribution of actions at [..., F] features, [..., C] context and [..., A] mask, if any.
+
+    It is the explorer's where `explores`, [...] bool, is True; by default nowhere.
+    """
+    outputs = self._apply(params, ACTOR, features, context)
+    if explores is not None:
+      novel = self._apply(params, EXPLORER, features, context)
+      outputs = jnp.where(explores[..., None], novel, outputs)
     return self._actions.policy(outputs, mask, self.config.unimix)
+
+  def dreamt_policy(
+    self, params: Tree, features: jax.Array, context: jax.Array, mask: jax.Array | None
+  ):
+    """As `policy`, of [..., B, F] dreams, each by its own actor: see `dreams`.
+
+    Each network is computed for its own dreams alone.
+    """
+    if not self.explores:
+      return self.policy(params, features, context, mask)
+    outputs = []
+    for name, head in ((ACTOR, TASK), (EXPLORER, NOVELTY)):
+      own = self.dreams(head, features.shape[-2])
+      outputs.append(self._apply(params, name, features[..., own, :], context[..., own, :]))
+    return self._actions.policy(jnp.concatenate(outputs, axis=-2), mask, self.config.unimix)
 
   def noise(self, key: chex.PRNGKey) -> jax.Array:
     """Noise to sample one action with, [A] float32: see `Actions.noise`."""
@@ -299,30 +347,45 @@ class ActorCritic:
   def values(
     self, params: Tree, features: jax.Array, context: jax.Array
   ) -> dict[str, distributions.TwoHot]:
-    """Predicted distributions of returns at [..., F] features with [..., C] context, by head."""
-    logits = self._apply(params, 'critic', features, context)
-    parts = jnp.split(logits, len(self.heads), axis=-1)
-    return {
-      name: distributions.TwoHot.from_logits(part, self.config.bin_limit)
-      for name, part in zip(self.heads, parts, strict=True)
-    }
+    """Predicted distributions of returns at [..., F] features with [..., C] context, by head.
+
+    Those of critics that `params` has; a critic's parameters are enough.
+    """
+    values: dict[str, distributions.TwoHot] = {}
+    for critic, heads in self._critics.items():
+      if critic in params:
+        logits = jnp.split(self._apply(params, critic, features, context), len(heads), axis=-1)
+        of = functools.partial(distributions.TwoHot.from_logits, limit=self.config.bin_limit)
+        values |= dict(zip(heads, map(of, logits), strict=True))
+    return values
+
+  def dreamt_values(
+    self, params: Tree, features: jax.Array, context: jax.Array
+  ) -> dict[str, distributions.TwoHot]:
+    """As `values`, of [..., B, F] dreams: of each head only in dreams of its actor, see `dreams`."""
+    values: dict[str, distributions.TwoHot] = {}
+    for critic, (head, *_) in self._critics.items():
+      own = self.dreams(head, features.shape[-2])
+      values |= self.values({critic: params[critic]}, features[..., own, :], context[..., own, :])
+    return values
 
   def loss(
     self, params: Tree, steps: Steps, targets: Targets
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Score-function loss of the actor and likelihood loss of the critic on imagined steps.
+    """Score-function loss of the actors and likelihood loss of the critic on imagined steps.
 
       actor:  - weight ( sg(advantage) log pi(a | f, context) + eta H[pi] )
       critic: - weight ( log p(sg(return)) + log p(sg(slow value)) )
 
-    summed over steps, the critic's also over its heads; eta is `entropy_scale`. Contexts, policy and
-    value are computed here, inside the gradient, from the features, actions and masks that the dream
-    stored.
+    summed over steps; eta is `entropy_scale`. The actor of each step is that of its dream, and the
+    critic's are summed over its heads, each on the dreams of its actor, see `dreams`. Contexts, policy
+    and value are computed here, inside the gradient, from the features, actions and masks that the
+    dreams stored.
 
     Args:
-      params: parameters of context module, actor and critic.
-      steps: R steps of a dream.
-      targets: targets for these steps; the weights sum to 1 over the whole dream.
+      params: parameters of context module, actors and critic.
+      steps: R steps of the dreams.
+      targets: targets for these steps; the weights of each actor sum to 1 over all its dreams.
 
     Returns:
       The loss [] (a weighted sum, so that parts of a dream add up), and metrics [] by name, which add
@@ -331,24 +394,30 @@ class ActorCritic:
     config = self.config
     features = steps.features
     context = self.context.pool(params, steps.history, features)
-    policy = self.policy(params, features, context, steps.mask)
+    policy = self.dreamt_policy(params, features, context, steps.mask)
     entropy = policy.entropy()
     log_prob = policy.log_prob(steps.choice)
     actor = -jax.lax.stop_gradient(targets.advantage) * log_prob - config.entropy_scale * entropy
-    critic: Any = 0.0
-    for name, value in self.values(params, features, context).items():
-      critic -= value.log_prob(targets.returns[name]) + value.log_prob(targets.slow_values[name])
-    total = lambda x: jnp.sum(targets.weight * x)
+    actor_loss = jnp.sum(targets.weight * actor)
+    own = {name: self.dreams(name, steps.choice.shape[1]) for name in self.heads}
+    total = lambda x, name=TASK: jnp.sum(targets.weight[:, own[name]] * x[:, own[name]])
+    critic_loss: Any = 0.0
+    for name, value in self.dreamt_values(params, features, context).items():
+      for target in (targets.returns[name], targets.slow_values[name]):
+        log_likelihood = value.log_prob(target[:, own[name]])
+        critic_loss -= jnp.sum(targets.weight[:, own[name]] * log_likelihood)
     metrics = {
-      'actor_loss': total(actor),
-      'critic_loss': total(critic),
+      'actor_loss': actor_loss,
+      'critic_loss': critic_loss,
       'entropy': total(entropy),
       'return': total(targets.returns[TASK]),
       'advantage_magnitude': total(jnp.abs(targets.advantage)),
     }
+    if self.explores:
+      metrics['explorer_entropy'] = total(entropy, NOVELTY)
     if self.discrete:
       metrics['nothing_legal'] = total(~steps.mask.any(-1))
-    return total(actor + critic), metrics
+    return actor_loss + critic_loss, metrics
 
   def replayed_value_loss(self, params: Tree, slow_critic: Tree, replayed: Replayed) -> jax.Array:
     """The critic's loss on replayed steps, to lambda-returns of real rewards, so model errors do not bias it.
@@ -364,9 +433,7 @@ class ActorCritic:
     config, features, last = self.config, replayed.features, replayed.last
     context = self.critic_context.pool(params, replayed.history, features)
     loss: Any = 0.0
-    values, slow_values = (
-      self.values(of, features, context) for of in (params, {'critic': slow_critic})
-    )
+    values, slow_values = (self.values(of, features, context) for of in (params, slow_critic))
     for name in replayed.rewards:
       value, slow = values[name], jax.lax.stop_gradient(slow_values[name].mean())
       return_ = returns.lambda_returns(

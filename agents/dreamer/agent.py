@@ -81,6 +81,7 @@ def make_dreamer(
     act=acting.act,
     explain=functools.partial(acting.act, explain=True) if policy.discrete else None,
     foresee=functools.partial(foresight.foresee, model, policy),
+    exploring=acting.exploring if policy.explores else None,
   )
   return Dreamer(config, model, policy, agent)
 
@@ -98,6 +99,8 @@ class _Acting:
       'world_model': self.model.init(model_key),
       'actor_critic': self.policy.init(policy_key),
     }
+    if self.policy.explores:
+      params[intrinsic.EXPLORING] = jnp.ones((), jnp.float32)
     memory = self.model.networks.memory
     return params | {memory_lib.NAME: memory.init()} if memory else params
 
@@ -108,18 +111,25 @@ class _Acting:
         'image_encoder',
         'recurrence',
         'posterior',
-        *modules.MEMBERS,
+        'prior',
+        modules.AVERAGE_CHANGE,
         modules.EMPOWERMENT,
         modules.STATISTICS,
       ),
-      'actor_critic': (*self.policy.context.modules(), 'actor'),
+      'actor_critic': (*self.policy.context.modules(), actor_critic.ACTOR, actor_critic.EXPLORER),
     }
     if self.model.networks.memory:
       read_by_act[memory_lib.NAME] = memory_lib.ACTED
-    return {
+    read = {
       part: {name: params[part][name] for name in names if name in params[part]}
       for part, names in read_by_act.items()
     }
+    whole = {name: params[name] for name in (intrinsic.EXPLORING,) if name in params}
+    return read | whole
+
+  def exploring(self, params: Tree, num_envs: int) -> jax.Array:
+    """See `Agent.exploring`: the first environments, as many as the share of `intrinsic.exploring`."""
+    return jnp.arange(num_envs) + 0.5 < params[intrinsic.EXPLORING] * num_envs
 
   def initial_policy_state(self, num_envs: int) -> PolicyState:
     return PolicyState(self.model.rssm.initial(num_envs), self.policy.context.initial(num_envs))
@@ -132,6 +142,7 @@ class _Acting:
     timestep: Any,
     *,
     greedy: bool,
+    explores: jax.Array | None = None,
     explain: bool = False,
   ) -> tuple[PolicyState, experience.Decision]:
     """See `Agent.act` and `Agent.explain`."""
@@ -155,7 +166,7 @@ class _Acting:
       params['actor_critic'], state.memory, features, inputs, first
     )
     mask = observation_lib.action_mask(timestep.observation)
-    distribution = policy.policy(params['actor_critic'], features, context, mask)
+    distribution = policy.policy(params['actor_critic'], features, context, mask, explores)
     noise = jax.vmap(policy.noise)(jax.random.split(action_key, num_envs))
     # Without noise a sample is the mode, with the likelihood of the action that is taken.
     action, choice = policy.sample(distribution, jnp.zeros_like(noise) if greedy else noise)

@@ -11,11 +11,11 @@ from hephaestus.agents import distributions
 CRITIC_RATE = 3.0
 SLOW_CRITIC_RATE = 0.1  # of the moving average of its parameters; 0.02 in Hafner et al. (2023)
 RETURN_RATE = 0.01  # of the moving averages of return ranges: Hafner et al. (2023)
+GAUSSIAN_RANGE = 3.29  # from the 5th to the 95th percentile of a Gaussian, in standard deviations
 RELATIVE_FLOOR = 0.1  # least divisor of the task's advantages, as a share of its mean |return|
 NOVELTY_FLOOR = 1e-3  # least divisor of novelty's advantages
 INTRINSIC_FLOOR = 0.1  # the same for other intrinsic rewards; vitals of 0 cost at most 1.44
-LEAST_NOVELTY = 0.5  # share of novelty's weight that stays once rewards were found
-EVIDENCE_DECAY = 0.9997  # of `Scales.evidence`, by an update: it halves in 2,300
+AVERAGE_CHANGE_RATE = 0.02  # of the moving average of the networks that novelty reads
 SCORES = ('learned', 'source', 'random', 'fixed')  # of a workspace; all but the first are baselines
 # Rates of the fast and slow averages of novelty, which give competence: see `intrinsic.update`.
 COMPETENCE_FAST, COMPETENCE_SLOW = 0.1, 0.005
@@ -65,12 +65,12 @@ class DreamerConfig:
   entropy_scale: float = 3e-4  # weight of the policy's entropy: more explores more
   unimix: float = 0.01  # share of the uniform distribution in categorical latents and policies
   replayed_value_scale: float = 0.3  # weight of the critic's loss on replayed steps
-  return_floor: float = 1.0  # least divisor of the task's advantages
+  return_floor: float = 1.0  # least divisor of the task's advantages: smaller differences are noise
   warm_up_updates: int = 200  # of the world model alone, before actor and critic learn
 
   # Intrinsic motivation.
   novelty: str = 'information_gain'  # measure; or 'clean'; 'prediction_error' as a baseline
-  novelty_scale: float = 0.2  # weight of novelty until a reward is found, then half of it; 0: none
+  novelty_scale: float = 0.2  # weight of novelty's advantage, which trains an explorer; 0: none
   survival_scale: float = 0.0  # weight of survival's advantage; 0: none, see docs/cognition.md
   empowerment_scale: float = 0.0  # weight of empowerment's advantage; 0: none, as above
   boredom_threshold: float = 0.01  # competence (learning progress) below which boredom rises
@@ -139,10 +139,11 @@ class DreamerConfig:
       'steps_per_chunk',
       f'must divide agent.horizon_max={self.horizon_max}',
     )
+    explores = self.ensemble_size > 1 and self.novelty_scale > 0
     check(
-      self.starts_per_sequence is None or self.starts_per_sequence >= 1,
+      self.starts_per_sequence is None or self.starts_per_sequence >= 1 + explores,
       'starts_per_sequence',
-      'must be at least 1, or None for all steps',
+      "must be at least 1, with novelty 2 (half of them are the explorer's), or None for all steps",
     )
 
   @property

@@ -17,7 +17,7 @@ Tree = Any
 
 
 class Start(NamedTuple):
-  """The B' steps of real sequences at which imagination begins.
+  """The B' steps of real sequences at which imagination begins; see `starts` for their order.
 
   Attributes:
     latent: posterior latents, [B', ...].
@@ -49,13 +49,15 @@ class Dream(NamedTuple):
   Attributes:
     start: B' steps, the first of each dream.
     features: [H, B', F], features of the start and of all imagined steps but the last.
-    novelty: [H + 1, B'] float32, novelty of the transition to the step.
+    novelty: [H + 1, B'] float32, novelty of the transition to the step; 0 at imagined steps of dreams of
+      which nothing reads it, see `rollout`.
     choice: [H, B'] or [H, B', M] int32 actions, or [H, B', A] float32 actions before tanh.
     mask: [H, B', A] bool, actions predicted to be legal.
     reward: [H + 1, B'] float32, predicted reward that arrives at the step; 0 at the start.
     discount: [H + 1, B'] float32, predicted probability that the episode continues; 0 at the start,
       where it is unread.
-    values: [H + 1, B'] float32, the mean value of each head of the critic, by its name.
+    values: [H + 1, B'] float32, the mean value of each head of the critics, by its name; where each dream
+      is of its own actor, 0 in dreams of the other one.
     slow_values: [H + 1, B'] float32, the same for the slow critic.
     horizon: [] int32, number of steps that were imagined, at most H.
     context_inputs: [H + 1, B', ...], see `ActorCritic.context_inputs`.
@@ -85,6 +87,8 @@ def rollout(
   slow_critic: Tree,
   start: Start,
   horizon: jax.Array,
+  *,
+  explore: bool = False,
 ) -> Dream:
   """Imagines `horizon` steps from each start, each dream by the prior of one random ensemble member.
 
@@ -93,12 +97,16 @@ def rollout(
 
   Args:
     model: the world model.
-    actor_critic: the policy that acts, and the critic.
+    actor_critic: the policies that act, and the critic.
     params: parameters of the agent, of which 'world_model' and 'actor_critic' are read.
     slow_critic: parameters of the slow critic.
     start: the B' steps at which the dreams begin.
     horizon: [] int32, at most `config.horizon_max`; equal on all replicas.
+    explore: whether each dream is of its own actor, see `ActorCritic.dreams`; else of the task's. Then
+      only the explorer's dreams have novelty, unless a context module reads it.
   """
+  reads_all = not explore or actor_critic.context.size > 0
+  novel = slice(None) if reads_all else actor_critic.dreams(ac.NOVELTY, len(start.weight))
   keys = jax.vmap(jax.random.split)(start.keys)
   choose = lambda key: jax.random.randint(key, (), 0, model.config.ensemble_size)
   member, step_keys = jax.vmap(choose)(keys[:, 0]), keys[:, 1]
@@ -111,6 +119,8 @@ def rollout(
     slow_critic,
     member,
     step_keys,
+    explore,
+    novel,
   )
   *_, outputs = jax.lax.fori_loop(0, horizon, imagination.step, imagination.begin(start))
   return Dream(start=start, horizon=horizon, **outputs)
@@ -122,13 +132,15 @@ class _Imagination:
 
   Attributes:
     model: the world model.
-    actor_critic: the policy that acts, and the critic.
+    actor_critic: the policies that act, and the critic.
     model_params: parameters of the world model.
     matrices: its matrices, see `RSSM.matrices`.
     policy_params: parameters of the actor-critic.
     slow_critic: parameters of the slow critic.
     member: [B'] int32, the member whose prior each dream samples.
     keys: [B'] PRNG keys, one for each dream.
+    explore: whether each dream is of its own actor.
+    novel: dreams whose novelty is computed.
   """
 
   model: world_model.WorldModel
@@ -139,6 +151,8 @@ class _Imagination:
   slow_critic: Tree
   member: jax.Array
   keys: jax.Array
+  explore: bool
+  novel: slice
 
   def begin(self, start: Start) -> tuple[Any, ...]:
     """The loop's carry at the starts: latent, memory, context, mask, and arrays of a Dream."""
@@ -169,7 +183,8 @@ class _Imagination:
     """Samples actions at imagined step t, and imagines step t + 1; returns the next carry."""
     before, features, memory, context, mask, outputs = carry
     noise_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, t)))(self.keys)
-    policy = self.actor_critic.policy(self.policy_params, features, context, mask)
+    act = self.actor_critic.dreamt_policy if self.explore else self.actor_critic.policy
+    policy = act(self.policy_params, features, context, mask)
     action, choice = self.actor_critic.sample(
       policy, jax.vmap(self.actor_critic.noise)(noise_keys[:, 0])
     )
@@ -177,10 +192,11 @@ class _Imagination:
     recurrent = rssm.Recurrent(before, self.model.networks.actions.encode(action))
     noise = jax.vmap(model.imagined_noise)(noise_keys[:, 1])
     latent, previous, priors = model.imagine(
-      self.model_params, self.matrices, recurrent, self.member, noise
+      self.model_params, self.matrices, recurrent, self.member, noise, self.novel
     )
     next_features = model.features(self.model_params, latent, previous, before.recalled)
-    novelty = intrinsic.novelty_of(self.model.config.novelty, priors.moments())
+    found = intrinsic.novelty_of(self.model.config.novelty, priors.moments())
+    novelty = jnp.zeros(len(self.member), jnp.float32).at[self.novel].set(found)
     inputs = self.actor_critic.context_inputs(
       self.policy_params, next_features, novelty, latent.numbers, priors
     )
@@ -214,14 +230,19 @@ class _Imagination:
 
   def _values(self, features: jax.Array, context: jax.Array) -> Tree:
     """Values [B'] by the critic and by the slow critic, of each head by its name."""
-    read = lambda params: {
-      name: value.mean()
-      for name, value in self.actor_critic.values(params, features, context).items()
-    }
-    return {
-      'values': read(self.policy_params),
-      'slow_values': read({'critic': self.slow_critic}),
-    }
+    batch = len(self.member)
+
+    def read(params: Tree) -> dict[str, jax.Array]:
+      if not self.explore:
+        values = self.actor_critic.values(params, features, context)
+        return {name: value.mean() for name, value in values.items()}
+      values = self.actor_critic.dreamt_values(params, features, context)
+      return {
+        name: jnp.zeros(batch).at[self.actor_critic.dreams(name, batch)].set(value.mean())
+        for name, value in values.items()
+      }
+
+    return {'values': read(self.policy_params), 'slow_values': read(self.slow_critic)}
 
 
 def returns_of(
@@ -290,6 +311,7 @@ def starts(
   keys: jax.Array,
   *,
   num_steps: int | None,
+  even: bool = False,
 ) -> tuple[Start, Tree]:
   """Picks steps of real sequences at which imagination begins.
 
@@ -301,15 +323,23 @@ def starts(
     novelty: [T, B] float32, novelty of the transitions to the steps.
     keys: [B] PRNG keys, one for each sequence.
     num_steps: number of steps to pick in each sequence, without replacement, at most T; None for all.
+    even: whether to pick an even number of steps in each sequence, at most `num_steps`, so that each half
+      of the starts has as many of each sequence.
 
   Returns:
-    B' = B x num_steps starts (B x T for None), and the context module's history of the sequences.
+    B' = B x num_steps starts (B x T for None), and the context module's history of the sequences. Starts
+    are ordered by their number within a sequence first, so that halves do not depend on the batching.
   """
   total, batch = last.shape
   count = total if num_steps is None else min(num_steps, total)
+  whole = count == total
+  count -= count % 2 if even else 0
   keys = jax.vmap(jax.random.split)(keys)
-  if count == total:
-    step = jnp.broadcast_to(jnp.arange(total), (batch, total))
+  if whole:
+    order = jnp.arange(count)
+    if even:  # steps in turn, so that either half is of the whole sequence
+      order = jnp.concatenate([order[::2], order[1::2]])
+    step = jnp.broadcast_to(order, (batch, count))
   else:
     step = jax.vmap(lambda key: jax.random.permutation(key, total)[:count])(keys[:, 0])
   step = step.T  # [count, B]

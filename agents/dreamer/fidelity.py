@@ -148,7 +148,9 @@ def _imagine(
   dreamer: dreamer_agent.Dreamer, params: Tree, start: dream.Start, num_steps: int
 ) -> tuple[jax.Array, jax.Array]:
   """Sums of the rewards that the policy imagines, [K, T B], and values of the starts, [T B]."""
-  slow_critic = params['actor_critic']['critic']  # in place of the copy, whose values are not read
+  slow_critic = dreamer.actor_critic.critics(
+    params['actor_critic']
+  )  # in place of the copy, whose values are not read
   steps = jnp.asarray(num_steps, jnp.int32)
   dreamt = dream.rollout(dreamer.model, dreamer.actor_critic, params, slow_critic, start, steps)
   lasts = jnp.cumprod(dreamt.discount.at[0].set(1.0)[:num_steps], axis=0)

@@ -12,12 +12,19 @@ import jax.numpy as jnp
 
 from hephaestus.agents.dreamer import config as dreamer_config
 
-Moments = tuple[tuple[jax.Array, jax.Array], ...]
-"""Predictions of K members in groups (latents, numbers): (means, variances) of each, [K, ..., F] float32."""
+Moments = tuple[tuple[jax.Array, jax.Array, float], ...]
+"""Predictions of K members in groups (latents, changes of numbers).
+
+Each group has means and variances, [K, ..., F] float32, and the square of a usual difference: see
+`information_gain`.
+"""
 
 
 NOVELTY, SURVIVAL, EMPOWERMENT = 'novelty', 'survival', 'empowerment'
 """Names of the intrinsic rewards, and of their heads of the critic."""
+
+EXPLORING = 'exploring'
+"""Name of the share of environments that explore, among the parameters: see `exploring`; not trained."""
 
 
 class IntrinsicState(NamedTuple):
@@ -39,23 +46,19 @@ class IntrinsicState(NamedTuple):
 
 
 class Motivation(NamedTuple):
-  """Averages of novelty, and the imagination horizon and reward scale that follow from them.
+  """Averages of novelty, and the imagination horizon that follows from them.
 
   Attributes:
     horizon: [] int32, imagination horizon in steps.
     novelty_fast: [] float32, fast moving average of novelty, bias-corrected.
-    novelty_mean: [] float32, slow moving average of novelty, bias-corrected.
-    novelty_scale: [] float32, running maximum of the slow average, which divides novelty to give the
-      intrinsic reward. Divided by the current average, the reward would stay when nothing is left to
-      learn.
-    competence: [] float32, learning progress: relative fall of novelty, see `update`.
+    novelty_slow: [] float32, slow moving average of novelty, bias-corrected.
+    competence: [] float32 in [0, 1], learning progress: relative fall of novelty, see `update`.
     boredom: [] float32 in [0, 1].
   """
 
   horizon: jax.Array
   novelty_fast: jax.Array
-  novelty_mean: jax.Array
-  novelty_scale: jax.Array
+  novelty_slow: jax.Array
   competence: jax.Array
   boredom: jax.Array
 
@@ -90,16 +93,17 @@ def clean_novelty(means: jax.Array, variances: jax.Array) -> jax.Array:
   return jnp.sum(jax.nn.relu(disagreement - noise), axis=-1)
 
 
-def information_gain(means: jax.Array, variances: jax.Array) -> jax.Array:
+def information_gain(means: jax.Array, variances: jax.Array, usual: float = 0.0) -> jax.Array:
   """Expected information gain about the members from observing the next latent.
 
-    novelty = 1/2 sum_F log( 1 + Var_K[means] / Mean_K[variances] )
+    novelty = 1/2 sum_F log( 1 + Var_K[means] / ( Mean_K[variances] + usual ) )
 
   Positive whenever members disagree; noise that all members predict divides out.
 
   Args:
     means: [K, ..., F] predicted means, of the next latent or of changes of numbers.
     variances: [K, ..., F] predicted variances, in units of means^2.
+    usual: in the same units, the square of differences that count as noise.
 
   Returns:
     [...] float32 novelty, nats.
@@ -108,7 +112,7 @@ def information_gain(means: jax.Array, variances: jax.Array) -> jax.Array:
   if len(means) == 1:  # no disagreement; saves the logarithms of 1
     return jnp.zeros(means.shape[1:-1], jnp.float32)
   means, variances = means.astype(jnp.float32), variances.astype(jnp.float32)
-  noise = jnp.mean(variances, axis=0) + 1e-6
+  noise = jnp.mean(variances, axis=0) + (usual + 1e-6)
   return 0.5 * jnp.sum(jnp.log1p(jnp.var(means, axis=0) / noise), axis=-1)
 
 
@@ -134,9 +138,9 @@ def prediction_error(means: jax.Array, variances: jax.Array) -> jax.Array:
 
 
 NOVELTIES = {
-  'clean': clean_novelty,
+  'clean': lambda means, variances, _=0.0: clean_novelty(means, variances),
   'information_gain': information_gain,
-  'prediction_error': prediction_error,
+  'prediction_error': lambda means, variances, _=0.0: prediction_error(means, variances),
 }
 
 
@@ -156,23 +160,24 @@ def update(
   """Updates competence, boredom and horizon with the novelty of one batch.
 
     C <- (1 - alpha) C + alpha novelty, corrected by 1 - (1 - alpha)^num_updates  (as in Adam)
-    competence = relu( (C_slow - C_fast) / C_slow )
+    competence = clip( max(C_slow - C_fast, C_fast - max C_slow) / C_slow, 0, 1)
     boredom <- clip( boredom + rise if competence < threshold else boredom - fall, 0, 1)
     horizon = round( H_max - boredom (H_max - H_min) )
 
   C_fast and C_slow both follow the first line, with alpha = COMPETENCE_FAST and COMPETENCE_SLOW.
-  Without the correction the fast average would lead during the first updates, so that competence
-  would be 0 and boredom would saturate.
+  Without the correction the fast average would lead during the first updates. Novelty that falls
+  shows that the model learns, and so does novelty above its maximum: it rises at first, while the
+  members learn how far they err, and later where observations of a new kind are found.
 
   Args:
     state: the state before the batch.
     novelty: [] float32, mean over the batch, equal on all replicas.
     config: config of the agent, with threshold, rise, fall and horizons.
     trained: [] bool, whether warm-up is over. Before, the maximum stays 0, since the novelty of an
-      untrained model is large everywhere.
+      untrained model is large everywhere; so boredom does not rise either.
 
   Returns:
-    The next state, and the averages with the horizon and scale that follow from them.
+    The next state, and the averages with the horizon that follows from them.
   """
   novelty = novelty.astype(jnp.float32)
   num_updates = state.num_updates + 1
@@ -182,16 +187,78 @@ def update(
   correct = lambda value, rate: value / -jnp.expm1(num_updates * jnp.log1p(-jnp.float32(rate)))
   corrected_fast = correct(fast, dreamer_config.COMPETENCE_FAST)
   corrected_slow = correct(slow, dreamer_config.COMPETENCE_SLOW)
-  competence = jax.nn.relu((corrected_slow - corrected_fast) / (corrected_slow + 1e-8))
+  largest = jnp.where(trained, jnp.maximum(state.largest, corrected_slow), 0.0)
+  progress = jnp.maximum(corrected_slow - corrected_fast, corrected_fast - largest)
+  competence = jnp.clip(progress / (corrected_slow + 1e-8), 0.0, 1.0)
   change = jnp.where(
     competence < config.boredom_threshold, config.boredom_rise, -config.boredom_fall
   )
   boredom = jnp.clip(state.boredom + change, 0.0, 1.0)
   horizon = jnp.round(config.horizon_max - boredom * (config.horizon_max - config.horizon_min))
-  largest = jnp.where(trained, jnp.maximum(state.largest, corrected_slow), 0.0)
   return IntrinsicState(fast, slow, largest, boredom, num_updates), Motivation(
-    horizon.astype(jnp.int32), corrected_fast, corrected_slow, largest, competence, boredom
+    horizon.astype(jnp.int32), corrected_fast, corrected_slow, competence, boredom
   )
+
+
+def return_difference(
+  reward: jax.Array, discount: jax.Array, means: tuple[jax.Array, jax.Array], *, gamma: float
+) -> jax.Array:
+  """How far the return after each step differs from that of an average step.
+
+    |r - E[r] + gamma (d - E[d]) v|,    v = E[r] / (1 - gamma E[d])
+
+  This is the temporal-difference error of the best constant critic. Unlike that of the agent's critic
+  it is 0, also before training, where every step is rewarded alike and none terminates.
+
+  Args:
+    reward: [...] float32, r, rewards that arrived at real steps.
+    discount: [...] float32, d, discounts that arrived with them.
+    means: [] float32 each, E[r] and E[d] over these steps.
+    gamma: the agent's discount factor.
+  """
+  mean_reward, mean_discount = means
+  value = mean_reward / jnp.maximum(1.0 - gamma * mean_discount, 1e-3)
+  return jnp.abs(reward - mean_reward + gamma * (discount - mean_discount) * value)
+
+
+def evidence(
+  evidence: jax.Array, largest: jax.Array, config: dreamer_config.DreamerConfig
+) -> jax.Array:
+  """The next evidence that real returns differ, [] float32 in [0, 1]: weight of the task's advantage.
+
+    evidence <- evidence + RETURN_RATE max(0, min(1, largest / (RELATIVE_FLOOR return_floor)) - evidence)
+
+  Where all steps are rewarded alike, values of a critic differ only by its errors, and a task's actor that
+  learned from them would soon be certain of what no reward has taught.
+
+  Args:
+    evidence: [] float32, the evidence so far, 0 at first.
+    largest: [] float32, largest `return_difference` in a batch.
+    config: config of the agent, with the floor, below which differences are noise.
+  """
+  found = jnp.minimum(1.0, largest / (dreamer_config.RELATIVE_FLOOR * config.return_floor))
+  return evidence + dreamer_config.RETURN_RATE * jax.nn.relu(found - evidence)
+
+
+def exploring(
+  share: jax.Array, deviation: jax.Array, config: dreamer_config.DreamerConfig
+) -> jax.Array:
+  """The next share of the environments in which the explorer acts, [] float32.
+
+    rest  = max(0, 1 - GAUSSIAN_RANGE deviation / return_floor)
+    share <- share - RETURN_RATE max(0, share - rest)
+
+  All while real returns are alike, and fewer as rewards are found again and again: one that was found once
+  is soon lost without the explorer. The share never rises, because returns of a solved task are alike
+  again.
+
+  Args:
+    share: [] float32, the share so far, 1 at first.
+    deviation: [] float32, root mean square of `return_difference` over a batch.
+    config: config of the agent, with the floor, below which differences are noise.
+  """
+  rest = jax.nn.relu(1.0 - dreamer_config.GAUSSIAN_RANGE * deviation / config.return_floor)
+  return share - dreamer_config.RETURN_RATE * jax.nn.relu(share - rest)
 
 
 def lack(vitals: jax.Array, set_points: chex.Array) -> jax.Array:
@@ -254,22 +321,21 @@ class Intrinsic(NamedTuple):
 
   Attributes:
     is_on: config -> whether the agent has this reward, with a head of the critic.
-    reward: (Felt, Motivation) -> the reward that arrives at the steps, [T, ...] float32.
-    weight: (config, evidence) -> [] float32, weight of its scaled advantage in the joint advantage;
-      `evidence` is that of `actor_critic.Scales`, [] float32.
+    reward: (Felt, mean novelty) -> the reward that arrives at the steps, [T, ...] float32; see `rewards`.
+    weight: config -> weight of its scaled advantage, relative to the task's, which is 1.
   """
 
   is_on: Callable[[dreamer_config.DreamerConfig], bool]
-  reward: Callable[[Felt, Motivation], Any]
-  weight: Callable[[dreamer_config.DreamerConfig, jax.Array], jax.Array | float]
+  reward: Callable[[Felt, jax.Array], Any]
+  weight: Callable[[dreamer_config.DreamerConfig], float]
 
 
-def _novelty_reward(felt: Felt, motivation: Motivation) -> jax.Array:
-  """(novelty - mean) / scale, so that ending an episode forgoes nothing on average: see Motivation.
+def _novelty_reward(felt: Felt, mean: jax.Array) -> jax.Array:
+  """Novelty less its mean, so that ending an episode forgoes nothing on average.
 
   Otherwise an agent that is rewarded at every step learns not to finish.
   """
-  return (felt.novelty - motivation.novelty_mean) / (motivation.novelty_scale + 1e-8)
+  return felt.novelty - mean
 
 
 INTRINSIC = {
@@ -277,21 +343,19 @@ INTRINSIC = {
     # One member has no novelty.
     is_on=lambda config: config.ensemble_size > 1 and config.novelty_scale > 0,
     reward=_novelty_reward,
-    weight=lambda config, evidence: (
-      config.novelty_scale * jnp.maximum(dreamer_config.LEAST_NOVELTY, 1 - evidence)
-    ),
+    weight=lambda config: config.novelty_scale,
   ),
   # Its mean is not subtracted: a cost at every step would be none.
   SURVIVAL: Intrinsic(
     is_on=lambda config: config.survival_scale > 0,
-    reward=lambda felt, motivation: felt.survival,
-    weight=lambda config, evidence: config.survival_scale,
+    reward=lambda felt, *_: felt.survival,
+    weight=lambda config: config.survival_scale,
   ),
   # Nor is its mean subtracted here: where an action decides nothing, ending costs nothing.
   EMPOWERMENT: Intrinsic(
     is_on=lambda config: config.empowerment_scale > 0,
-    reward=lambda felt, motivation: felt.empowerment,
-    weight=lambda config, evidence: config.empowerment_scale,
+    reward=lambda felt, *_: felt.empowerment,
+    weight=lambda config: config.empowerment_scale,
   ),
 }
 """All intrinsic rewards by name, in the order of the critic's heads."""
@@ -302,6 +366,13 @@ def heads(config: dreamer_config.DreamerConfig) -> tuple[str, ...]:
   return tuple(name for name, entry in INTRINSIC.items() if entry.is_on(config))
 
 
-def rewards(names: tuple[str, ...], felt: Felt, motivation: Motivation) -> dict[str, jax.Array]:
-  """The intrinsic rewards of these names, [T, ...] float32 each, by name."""
-  return {name: INTRINSIC[name].reward(felt, motivation) for name in names}
+def rewards(names: tuple[str, ...], felt: Felt, mean: jax.Array) -> dict[str, jax.Array]:
+  """The intrinsic rewards of these names, [T, ...] float32 each, by name.
+
+  Args:
+    names: names of intrinsic rewards.
+    felt: quantities along the steps.
+    mean: [] float32, mean novelty of these steps. Imagined steps look newer than replayed ones, so each
+      has a mean of its own; less the replayed one, every imagined step would be rewarded.
+  """
+  return {name: INTRINSIC[name].reward(felt, mean) for name in names}

@@ -25,7 +25,13 @@ STATISTICS = 'statistics'
 INVERSE, EMPOWERMENT = 'inverse', 'empowerment'
 """Names of the two networks of empowerment, among modules and parameters: see `Empowerment`."""
 
-MEMBERS = ('prior', 'change')
+CHANGE, AVERAGE_CHANGE = 'change', 'average_change'
+"""Names of the members' networks of changes of numbers, and of their moving average; see `RSSM.prior`."""
+
+AVERAGES = (STATISTICS, AVERAGE_CHANGE)
+"""Parameters that follow others by moving averages, and that no optimizer changes."""
+
+MEMBERS = ('prior', CHANGE)
 """Networks of which each member of the ensemble has its own."""
 
 
@@ -158,7 +164,7 @@ class Networks:
     if self.numbers.size:
       modules['encoder'] = mlp(config.encoder_layers, raw=True)
       modules['decoder'] = mlp(config.encoder_layers, self.numbers.num_outputs)
-      modules['change'] = mlp(1, 2 * self.numbers.num_changes)
+      modules[CHANGE] = mlp(1, 2 * self.numbers.num_changes)
     if self.codec.image_specs:
       shapes = tuple(spec.shape for spec in self.codec.image_specs)
       channels = config.image_channels
@@ -180,8 +186,8 @@ class Networks:
     inputs = {
       'encoder': (numbers,),
       'image_encoder': (zeros(0), *(zeros(*spec.shape) for spec in self.codec.image_specs)),
-      'prior': (zeros(state),),
-      'change': (zeros(state + self.previous_size),),
+      'prior': (zeros(state + self.previous_size),),
+      CHANGE: (zeros(state + self.previous_size),),
       'decoder': (belief,),
       'image_decoder': (belief,),
       INVERSE: ((zeros(state),), (numbers, numbers)),
@@ -192,7 +198,7 @@ class Networks:
   def init(self, key: chex.PRNGKey) -> Tree:
     """Initial parameters by network, float32; those of MEMBERS, the ensemble, have a leading axis K.
 
-    Under the key STATISTICS: `numbers.initial_statistics`.
+    Under the key STATISTICS: `numbers.initial_statistics`; under AVERAGE_CHANGE a copy of CHANGE.
     """
     names = ('recurrence', 'posterior', *self.modules)
     keys = dict(zip(names, jax.random.split(key, len(names)), strict=True))
@@ -203,6 +209,8 @@ class Networks:
         params[name] = jax.vmap(init)(jax.random.split(keys[name], self.config.ensemble_size))
       else:
         params[name] = init(keys[name])
+    if CHANGE in params:
+      params[AVERAGE_CHANGE] = jax.tree.map(jnp.copy, params[CHANGE])
     return params | {STATISTICS: self.numbers.initial_statistics()}
 
   def _initial_cell(self, recurrence_key: chex.PRNGKey, posterior_key: chex.PRNGKey) -> Tree:

@@ -3,7 +3,7 @@
     encoder          e_t, images_t = encoder(x_t, images)
     sequence model   h_t = GRU(h_{t-1}, [z_{t-1}, a_{t-1}, e_{t-1}])
     posterior        z_t ~ q(z | h_t, e_t, images_t)
-    prior            z_t ~ p_k(z | h_t),  k = 1 .. K
+    prior            z_t ~ p_k(z | h_t, a_{t-1}, e_{t-1}),  k = 1 .. K
     decoder          x_t ~ p(x | h_t, z_t, a_{t-1}, e_{t-1}, x_{t-1})
 
 Hafner et al. (2019), "Learning latent dynamics for planning from pixels", with K priors in place of
@@ -13,6 +13,9 @@ as in Sekar et al. (2020), "Planning to explore via self-supervised world models
 The state also holds x_t, the numbers of the observation: along real sequences the observed ones, in
 imagination samples of the decoder, which may copy a number from the step before: see `numbers.Numbers`.
 So latents need not carry what stays as it is, and heads read observations as a model-free agent does.
+Prior and decoder both read the previous action and numbers, which h_t takes in only by parts, as units
+with long time constants change slowly: what follows from them for certain is then certain to the prior,
+too, and latents carry the rest.
 
 CNNs encode and decode images, which are not part of the state: see `networks.Encoder`. Only then do
 sequence model and heads read z. Else x_t is the whole observation, and z_t would only add noise, which
@@ -74,16 +77,24 @@ class Prior(NamedTuple):
 
   Attributes:
     belief: distributions of the stochastic state, [K, ..., Z].
-    change: predicted changes of the numbers, [K, ..., num_changes], in root mean squares of observed ones.
+    change: predicted changes of the numbers, [K, ..., num_changes], in root mean squares of observed ones;
+      input of novelty.
   """
 
   belief: Any
   change: numbers_lib.Change
 
   def moments(self) -> intrinsic.Moments:
-    """Means and variances of latents, and of changes of numbers if any; input of novelty."""
-    latent = self.belief.moments()
-    return (latent, self.change) if self.change.mean.shape[-1] else (latent,)
+    """Moments of latents, and of changes of numbers if any; input of novelty.
+
+    A usual change, 1, counts as noise: in units of the noise that they predict, members disagree most
+    where nothing moves, and a learner of novelty would stay there. Predicted noise is at most as large,
+    since it grows without bounds where nothing was observed.
+    """
+    latent = (*self.belief.moments(), 0.0)
+    if not self.change.mean.shape[-1]:
+      return (latent,)
+    return latent, (self.change.mean, jnp.minimum(self.change.variance, 1.0), 1.0)
 
 
 class Posterior(NamedTuple):
@@ -199,9 +210,10 @@ class RSSM:
   def prior(
     self, params: Tree, deterministic: jax.Array, previous: jax.Array, first: jax.Array
   ) -> Prior:
-    """p_k(z | h_t) of all members, and the changes of the numbers that they predict.
+    """p_k(z | h_t, a_{t-1}, e_{t-1}) of all members, and the changes of the numbers that they predict.
 
-    Changes have no gradient into the state: they serve novelty alone.
+    Changes have no gradient into the state: they serve only novelty. They are predicted by a moving average
+    of the networks, since the last batches move each member by itself, which looks new.
 
     Args:
       params: parameters of the world model.
@@ -209,10 +221,17 @@ class RSSM:
       previous: [..., previous_size], inputs of the transition to the step.
       first: [...] bool, FIRST steps, whose predicted changes are 0.
     """
-    outputs = self._member_outputs('prior', params, deterministic)
-    priors = self._prior(params, outputs, deterministic, previous)
+    known = jnp.concatenate([deterministic, previous], axis=-1)
+    priors = self._prior(params, self._member_outputs('prior', params, known), known)
     mean = jnp.where(first[..., None], 0.0, priors.change.mean)
     return priors._replace(change=priors.change._replace(mean=mean))
+
+  def change(
+    self, params: Tree, deterministic: jax.Array, previous: jax.Array
+  ) -> numbers_lib.Change:
+    """As `prior`'s changes, by the networks that are trained, [K, ..., num_changes]."""
+    known = jnp.concatenate([deterministic, previous], axis=-1)
+    return self._change(params[modules.CHANGE], known)
 
   def decoder(
     self, params: Tree, latent: Latent, previous: jax.Array
@@ -325,6 +344,7 @@ class RSSM:
     recurrent: Recurrent,
     member: jax.Array,
     noise: Noise,
+    novel: slice = slice(None),
   ) -> tuple[Latent, jax.Array, Prior]:
     """Advances the state of B' rollouts by one imagined step.
 
@@ -334,10 +354,11 @@ class RSSM:
       recurrent: state after the previous step, [B', ...].
       member: [B'] int32, the member of the ensemble whose prior each rollout samples.
       noise: [B', ...] from `imagined_noise`.
+      novel: rollouts whose priors of all members are read.
 
     Returns:
       The latent [B', ...]; the inputs of the transition to it, [B', C]; and the priors of all K
-      members, [K, B', ...].
+      members, [K, B'', ...] for the B'' rollouts of `novel`.
     """
     before = recurrent.latent.numbers
     action = recurrent.action.astype(self.dtype)
@@ -345,13 +366,14 @@ class RSSM:
     deterministic = self.sequence_model(
       params, self._cast(matrices), recurrent, self._embedded(params, previous)
     )
-    outputs = self._member_outputs('prior', params, deterministic)
+    known = jnp.concatenate([deterministic, previous], axis=-1)
+    outputs = self._member_outputs('prior', params, known)
     followed = self._belief(outputs[member, jnp.arange(len(member))])
     stochastic = followed.sample(noise.latent).astype(self.dtype)
     latent = Latent(deterministic, stochastic, before, recurrent.latent.recalled)
     imagined = self._imagined_numbers(params, latent, previous, noise.numbers)
     latent = latent._replace(numbers=imagined)
-    return latent, previous, self._prior(params, outputs, deterministic, previous)
+    return latent, previous, self._prior(params, outputs[:, novel], known[novel])
 
   def infer(
     self,
@@ -462,16 +484,24 @@ class RSSM:
     apply = lambda params: networks.apply(self.networks.modules[name], params, inputs)
     return jax.vmap(apply)(params[name])
 
-  def _prior(
-    self, params: Tree, outputs: jax.Array, deterministic: jax.Array, previous: jax.Array
-  ) -> Prior:
-    """Predictions of all members; `outputs` [K, ..., outputs] are those of the networks 'prior'."""
+  def _prior(self, params: Tree, outputs: jax.Array, known: jax.Array) -> Prior:
+    """Predictions of all members.
+
+    Args:
+      params: parameters of the world model.
+      outputs: [K, ..., outputs] of the networks 'prior'.
+      known: [..., H + C], their inputs: h_t and the inputs of the transition to the step.
+    """
     if not self.networks.numbers.num_changes:
-      change = jnp.zeros((*outputs.shape[:-1], 0))
-    else:
-      known = jax.lax.stop_gradient(jnp.concatenate([deterministic, previous], axis=-1))
-      change = self._member_outputs('change', params, known)
-    return Prior(self._belief(outputs), numbers_lib.Change.from_outputs(change))
+      nothing = jnp.zeros((*outputs.shape[:-1], 0))
+      return Prior(self._belief(outputs), numbers_lib.Change(nothing, nothing))
+    return Prior(self._belief(outputs), self._change(params[modules.AVERAGE_CHANGE], known))
+
+  def _change(self, params: Tree, known: jax.Array) -> numbers_lib.Change:
+    """Changes of the numbers, [K, ..., num_changes], predicted by the members' networks from `known`."""
+    module, known = self.networks.modules[modules.CHANGE], jax.lax.stop_gradient(known)
+    outputs = jax.vmap(lambda params: networks.apply(module, params, known))(params)
+    return numbers_lib.Change.from_outputs(outputs)
 
   def _imagined_numbers(
     self, params: Tree, latent: Latent, previous: jax.Array, noise: jax.Array

@@ -162,7 +162,7 @@ class Workspace:
     """
     means, variances = self.networks.numbers.changes_of_inputs(change)
     kind = self.networks.config.novelty
-    gain = intrinsic.novelty_of(kind, ((means[..., None], variances[..., None]),))
+    gain = intrinsic.novelty_of(kind, ((means[..., None], variances[..., None], 0.0),))
     leaves = self.networks.numbers.leaves[: gain.shape[-1]]
     share = (leaves[:, None] == np.arange(len(self.names))).astype(np.float32)
     share /= np.maximum(share.sum(axis=0), 1)

@@ -9,6 +9,7 @@ import chex
 import dm_env
 import jax
 import jax.numpy as jnp
+import optax
 from dm_env import specs
 
 from hephaestus.agents import distributions, experience
@@ -236,23 +237,28 @@ class WorldModel:
     stop = jax.lax.stop_gradient
     return loss, (*stop((posterior, rewards.mean(), moments | change_moments)), metrics)
 
-  def statistics(self, params: Tree, moments: Tree) -> Tree:
-    """Updates the running statistics of numbers with one more batch.
+  def averages(self, params: Tree, moments: Tree) -> Tree:
+    """Updates all that follows by moving averages: statistics of numbers, and AVERAGE_CHANGE.
 
     Args:
       params: parameters of the world model.
       moments: moments of the batch, from `loss`, averaged over devices.
 
     Returns:
-      The parameters with the new statistics.
+      The parameters with the new averages.
     """
     updated = self.networks.numbers.updated(params[modules.STATISTICS], moments)
-    return params | {modules.STATISTICS: updated}
+    params = params | {modules.STATISTICS: updated}
+    if modules.CHANGE in params:
+      params[modules.AVERAGE_CHANGE] = optax.incremental_update(
+        params[modules.CHANGE], params[modules.AVERAGE_CHANGE], dreamer_config.AVERAGE_CHANGE_RATE
+      )
+    return params
 
   def _reconstruction_loss(
     self, params: Tree, posterior: rssm_lib.Posterior, sequence: experience.Sequence
   ) -> tuple[jax.Array, Tree, dict[str, jax.Array]]:
-    """Loss [T, B] of decoded observations, the moments of numbers (see `statistics`), and metrics."""
+    """Loss [T, B] of decoded observations, the moments of numbers (see `averages`), and metrics."""
     numbers, codec = self.networks.numbers, self.networks.codec
     observed = posterior.latent.numbers
     outputs, decoded = self.rssm.decoder(params, posterior.latent, posterior.previous)
@@ -320,7 +326,8 @@ class WorldModel:
     observed = posterior.latent.numbers
     change = numbers.change(_numbers_before(observed, sequence), observed, statistics)
     scale = jnp.sqrt(jnp.maximum(statistics['change'], numbers_lib.MIN_CHANGE_SQUARE))
-    loss = posterior.priors.change.loss(change / scale)
+    predicted = self.rssm.change(params, posterior.latent.deterministic, posterior.previous)
+    loss = predicted.loss(change / scale)
     square = jnp.where(first[..., None], statistics['change'], jnp.square(change))
     loss = jnp.where(first, 0.0, jnp.mean(learns[:, None] * loss, axis=0))
     return loss, {'change': jnp.mean(square, axis=(0, 1))}

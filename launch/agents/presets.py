@@ -143,7 +143,7 @@ def ppo_laptop(environment: str) -> launch_config.ExperimentConfig:
     replay=on_policy_queue(num_envs),
     learner=learner_config.PPOLearnerConfig(num_minibatches=8, num_epochs=3, learning_rate=1e-3),
     actor=actor.ActorConfig(num_envs=num_envs, sequence_length=33),
-    evaluator=evaluator.EvaluatorConfig(greedy=False),
+    evaluator=evaluator.EvaluatorConfig(),
     max_environment_steps=2_000_000,
     accelerator=False,
   )
@@ -166,7 +166,7 @@ def _ppo_at_large(environment: str, num_envs: int) -> launch_config.ExperimentCo
     replay=on_policy_queue(num_envs),
     learner=learner_config.PPOLearnerConfig(),
     actor=actor.ActorConfig(num_envs=num_envs, sequence_length=129),
-    evaluator=evaluator.EvaluatorConfig(greedy=False),
+    evaluator=evaluator.EvaluatorConfig(),
     max_environment_steps=100_000_000,
   )
 

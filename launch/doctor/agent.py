@@ -350,21 +350,7 @@ def of_rows(rows: Sequence[Mapping[str, Any]]) -> list[check_lib.Check]:
 
 
 def _of_dreamer(rows: Sequence[Mapping[str, Any]]) -> list[check_lib.Check]:
-  task = _recent(rows, 'actor_critic/task_advantage')
-  novelty = _recent(rows, 'actor_critic/novelty_advantage')
-  # The weight halves once rewards have been found; before, novelty should lead.
-  weights = [
-    row['actor_critic/novelty_weight'] for row in rows if row.get('actor_critic/novelty_weight')
-  ]
-  is_known = bool(weights) and weights[-1] < 0.75 * max(weights) and task > 1e-3
   return [
-    check_lib.judge(
-      POLICY, 'advantage of novelty over task',
-      novelty / task if is_known else None,
-      below=0.5,
-      cause='the policy follows novelty, though rewards are known',
-      remedy='lower agent.novelty_scale',
-    ),
     check_lib.judge(
       MODEL, 'KL of posterior and prior, nats', _recent(rows, 'world_model/kl'),
       below=30.0,

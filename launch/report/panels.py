@@ -29,7 +29,7 @@ FRAMES_PER_SECOND = 8.0  # assumed for a GIF that does not store its speed
 LEARNING, REPLAY = 'Learning', 'Replay over the run'
 # Prefixes of 'NODE/METRIC' by section; a chart is in the first section with a matching prefix.
 SECTIONS = {
-  LEARNING: ('evaluator/', 'actor/episode', 'learner/episode'),
+  LEARNING: ('evaluator/', 'actor/episode', 'learner/episode', 'actor/explorer', 'learner/explorer'),
   'Cognition': (
     'learner/intrinsic/survival', 'learner/intrinsic/vital_', 'learner/intrinsic/empowerment',
     'learner/memory/', 'learner/workspace/',
@@ -53,6 +53,9 @@ TITLES = {
   'learner/episode_return': 'episode return, acting',
   'evaluator/episode_length': 'episode length, evaluation',
   'learner/episode_length': 'episode length, acting',
+  'actor/explorer_return': 'episode return, exploring',
+  'learner/explorer_return': 'episode return, exploring',
+  'learner/intrinsic/exploring': 'share of environments that explore',
   'learner/intrinsic/novelty': 'novelty',
   'learner/intrinsic/novelty_fast': 'novelty, fast average',
   'learner/intrinsic/novelty_slow': 'novelty, slow average',

@@ -117,6 +117,7 @@ def begin(arguments: argparse.Namespace, config: Any) -> int:
   finally:
     with contextlib.suppress(OSError):  # it is not empty, once the run has begun
       folder.rmdir()
+      folder.parent.rmdir()
 
 
 def _begin(arguments: argparse.Namespace, config: Any, folder: pathlib.Path) -> int:

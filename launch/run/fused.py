@@ -69,6 +69,7 @@ def build(
     trained.agent,
     num_envs=num_envs if is_on_host else num_envs // len(devices),
     sequence_length=config.actor.sequence_length,
+    explore=True,
     should_stop=should_stop,
   )
   acting_params = trained.agent.acting_params

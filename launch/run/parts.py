@@ -70,6 +70,7 @@ def make_parts(
     agent,
     num_envs=config.actor.num_envs,
     sequence_length=config.actor.sequence_length,
+    explore=True,
     should_stop=should_stop,
   )
   key = jax.eval_shape(lambda: jax.random.key(0))

@@ -117,10 +117,8 @@ class HostProgram(unrolled.Program):
     if result is None:
       return None
     self._env_state, sequence, episodes = result
-    ended = np.asarray(episodes.ended)
-    self._played['episodes'] += ended.sum()
-    self._played['episode_return'] += episodes.episode_return[ended].sum()
-    self._played['episode_length'] += episodes.episode_length[ended].sum()
+    for name, total in unrolled.counted(episodes).items():
+      self._played[name] += float(total)
     shared = devices_lib.split(jax.tree.map(np.asarray, sequence), self.devices)
     if self.replay is not None:
       shared = self._insert(state.replay, shared)

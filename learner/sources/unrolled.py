@@ -25,7 +25,10 @@ from hephaestus.replay import buffer as buffer_lib
 Tree = Any
 DEVICES = devices_lib.DEVICES
 SECONDS_PER_CALL = 1.0  # the run does not react for so long, unless one update takes longer
-EPISODES = ('episodes', 'episode_return', 'episode_length', 'broken_rewards')
+EPISODES = (
+  'episodes', 'episode_return', 'episode_length', 'explorer_episodes', 'explorer_return',
+  'broken_rewards',
+)  # fmt: skip
 
 _OTHER_ENVIRONMENTS = (
   'the saved environments do not fit actor.num_envs: all begin new episodes, with the parameters that '
@@ -50,6 +53,24 @@ class Environments(NamedTuple):
   unroll: Callable[..., tuple[Tree, Any, Any]]
   num_envs: int
   num_steps: int
+
+
+def counted(episodes: Any) -> dict[str, jax.Array]:
+  """Sums over the episodes that ended in an unroll, [] float32 by name; `episodes` are its Episodes.
+
+  Episodes of the explorer count by themselves. Where it acts in all environments, they are also all that
+  there is to report.
+  """
+  own = episodes.ended & (~episodes.explores | episodes.explores.all())
+  explored = episodes.ended & episodes.explores
+  total = lambda ended, x: jnp.sum(jnp.where(ended, x, 0.0), dtype=jnp.float32)
+  return {
+    'episodes': total(own, 1.0),
+    'episode_return': total(own, episodes.episode_return),
+    'episode_length': total(own, episodes.episode_length),
+    'explorer_episodes': total(explored, 1.0),
+    'explorer_return': total(explored, episodes.episode_return),
+  }
 
 
 class ReplayState(NamedTuple):
@@ -171,12 +192,8 @@ class Program:
     env_state, sequence, episodes = self.environments.unroll(
       acting, unroll_key, state.worlds, state.train.step, 0
     )
-    ended = episodes.ended.astype(jnp.float32)
-    played = {
-      'episodes': ended.sum(),
-      'episode_return': jnp.sum(ended * episodes.episode_return),
-      'episode_length': jnp.sum(ended * episodes.episode_length),
-      'broken_rewards': jnp.sum(~jnp.isfinite(sequence.reward[:, 1:]), dtype=jnp.float32),
+    played = counted(episodes) | {
+      'broken_rewards': jnp.sum(~jnp.isfinite(sequence.reward[:, 1:]), dtype=jnp.float32)
     }
     return state._replace(key=jax.random.key_data(key), worlds=env_state), sequence, played
 
@@ -496,8 +513,12 @@ class Unrolled(loop.Source):
     return state, loop.Done(count, metrics)
 
   def report(self, span: loop.Interval, totals: Mapping[str, float]) -> dict[str, Any]:
-    """Throughput, replay ratio and ages of sequences, means over episodes, and means over updates."""
-    episodes = totals['episodes']
+    """Throughput, replay ratio and ages of sequences, means over episodes, and means over updates.
+
+    Episodes are those in which the policy of the task acted, or the explorer while it acts in all
+    environments; `explorer_return` is the mean of all episodes of the explorer.
+    """
+    episodes, explored = totals['episodes'], totals['explorer_episodes']
     mean = lambda name: totals[name] / episodes if episodes else None
     rest = {name: total for name, total in totals.items() if name not in EPISODES}
     return {
@@ -506,6 +527,7 @@ class Unrolled(loop.Source):
       'episodes': int(episodes),
       'episode_return': mean('episode_return'),
       'episode_length': mean('episode_length'),
+      **({'explorer_return': totals['explorer_return'] / explored} if explored else {}),
       **loop.means(rest, span),
     }
 

@@ -148,6 +148,29 @@ def test_unroll_is_traced_once(parts, traced):
   assert traced.traces == after_one > 0
 
 
+def test_explorer_acts_in_unrolls_that_collect_experience_alone(parts):
+  """An evaluation, which does not ask for it, follows the policy of the task everywhere."""
+  environment, agent, *_ = parts
+
+  def act(params, key, policy_state, timestep, *, greedy, explores=None):
+    policy_state, decision = agent.act(params, key, policy_state, timestep, greedy=greedy)
+    action = jnp.zeros_like(decision.action) if explores is None else jnp.where(explores, 2, 1)
+    return policy_state, decision._replace(action=action.astype(decision.action.dtype))
+
+  exploring = lambda params, num_envs: jnp.arange(num_envs) < num_envs - 1
+  exploring_agent = agent._replace(act=act, exploring=exploring)
+  actions, roles = {}, {}
+  for explore in (False, True):
+    unroll = rollout.make_unroll(
+      environment, exploring_agent, num_envs=NUM_ENVS, sequence_length=NUM_STEPS, explore=explore
+    )
+    ((sequence, ended_episodes),) = play(unroll, parts[-1], 1)
+    actions[explore], roles[explore] = sequence.action[:, :-1], ended_episodes.explores
+  assert (actions[False] == 0).all() and not roles[False].any()
+  assert (actions[True] == np.array([[2], [2], [1]])).all()
+  np.testing.assert_array_equal(roles[True], [True, True, False])
+
+
 @pytest.mark.parametrize('env', ['catch', 'grid_world'])
 def test_no_key_is_used_twice(env):
   options = {'size': 4, 'num_resources': 3} if env == 'grid_world' else {}

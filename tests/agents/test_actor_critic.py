@@ -30,7 +30,8 @@ def params(dreamer, make_params):
 
 @pytest.fixture(scope='module')
 def steps(policy):
-  """Four random steps; actions 2 and 3 are illegal in the first two, and not taken there."""
+  """Four random steps of three dreams, the first of which is the task's; actions 2 and 3 are illegal in
+  the first two steps, and not taken there."""
   rng = np.random.default_rng(0)
   choice = rng.integers(0, 4, (4, 3), np.int32)
   choice[:2] %= 2
@@ -65,7 +66,7 @@ def judge(policy, steps):
   @jax.jit
   def judge(params):
     pooled = policy.context.pool(params, steps.history, steps.features)
-    distribution = policy.policy(params, steps.features, pooled, steps.mask)
+    distribution = policy.dreamt_policy(params, steps.features, pooled, steps.mask)
     values = policy.values(params, steps.features, pooled)
     value, novelty = values[ac.TASK], values[ac.NOVELTY]
     fill = lambda x: jnp.full((4, 3), x)
@@ -101,22 +102,66 @@ def test_actor_raises_the_likelihood_of_advantageous_actions(
   params, steps, gradient, judge, advantage
 ):
   _, grads = gradient(params, steps, targets(advantage))
-  before, after = judge(params)[0], judge(descend(params, grads, ['actor']))[0]
-  assert np.sign(after.mean() - before.mean()) == advantage
+  before, after = judge(params)[0], judge(descend(params, grads, ['actor', 'explorer']))[0]
+  for dreams in (slice(0, 1), slice(1, 3)):  # of the task, and of the explorer
+    change = after[:, dreams].mean() - before[:, dreams].mean()
+    assert np.sign(change) == advantage
 
 
 def test_actor_without_advantage_seeks_entropy(params, steps, gradient, judge):
   _, grads = gradient(params, steps, targets(0.0))
   largest = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(grads['actor']))
   assert 0 < largest < 1e-3  # entropy_scale is 3e-4
-  before, after = judge(params)[1], judge(descend(params, grads, ['actor'], rate=100.0))[1]
+  names = ['actor', 'explorer']
+  before, after = judge(params)[1], judge(descend(params, grads, names, rate=100.0))[1]
   assert after.mean() > before.mean()
+
+
+def test_each_actor_and_head_learns_from_its_own_dreams(policy, params, steps, gradient):
+  """Dreams of the other actor change neither its gradient nor its critic's."""
+  given = jax.tree.map(jnp.asarray, targets(1.0))
+  other = {'task': slice(1, 3), 'novelty': slice(0, 1)}
+
+  def learned(name, changed):
+    """Gradients of an actor and of its critic."""
+    _, grads = gradient(params, steps, changed)
+    own = ('actor', 'critic') if name == 'task' else ('explorer', 'explorer_critic')
+    return [grads[network] for network in own]
+
+  for name, dreams in other.items():
+    changed = given._replace(
+      advantage=given.advantage.at[:, dreams].set(-7.0),
+      returns={head: x.at[:, dreams].set(9.0) for head, x in given.returns.items()},
+    )
+    jax.tree.map(
+      functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7),
+      learned(name, changed), learned(name, given),
+    )  # fmt: skip
+    rest = 'novelty' if name == 'task' else 'task'
+    different = jax.tree.map(
+      lambda x, y: float(jnp.abs(x - y).max()), learned(rest, changed), learned(rest, given)
+    )
+    assert max(jax.tree.leaves(different)) > 1e-3
+
+
+def test_policy_is_the_explorers_where_it_explores(policy, params, steps):
+  features, context = steps.features[0], no_context(steps.features[0])
+  read = lambda explores: np.asarray(
+    policy.policy(params, features, context, steps.mask[0], explores).log_probs
+  )
+  task, both = read(None), read(jnp.array([False, True, False]))
+  np.testing.assert_array_equal(both[[0, 2]], task[[0, 2]])
+  assert np.abs(both[1] - task[1]).max() > 1e-2
+  swapped = policy.policy(
+    params | {'actor': params['explorer']}, features, context, steps.mask[0]
+  ).log_probs
+  np.testing.assert_allclose(both[1], swapped[1], rtol=1e-5)
 
 
 def test_critic_learns_its_returns_and_stays_near_the_slow_critic(params, steps, gradient, judge):
   _, grads = gradient(params, steps, targets())
   log_prob, _, before = judge(params)
-  same_log_prob, _, after = judge(descend(params, grads, ['critic']))
+  same_log_prob, _, after = judge(descend(params, grads, ['critic', 'explorer_critic']))
   for name in (ac.TASK, ac.NOVELTY):
     for likelihood, old in zip(after[name], before[name], strict=True):
       assert likelihood.mean() > old.mean()
@@ -125,7 +170,8 @@ def test_critic_learns_its_returns_and_stays_near_the_slow_critic(params, steps,
 
 def test_loss_is_the_weighted_sum_of_its_formula(params, steps, gradient, judge):
   log_prob, entropy, critics = judge(params)
-  likelihoods = sum(critics[ac.TASK]) + sum(critics[ac.NOVELTY])
+  of_task = np.array([True, False, False])
+  likelihoods = np.where(of_task, sum(critics[ac.TASK]), sum(critics[ac.NOVELTY]))
   rng = np.random.default_rng(0)
   advantage, weight = rng.normal(size=(4, 3)), rng.uniform(size=(4, 3))
   expected = np.sum(weight * (-advantage * log_prob - 3e-4 * entropy - likelihoods))
@@ -134,8 +180,10 @@ def test_loss_is_the_weighted_sum_of_its_formula(params, steps, gradient, judge)
   )
   (loss, metrics), _ = gradient(params, steps, given)
   np.testing.assert_allclose(loss, expected, rtol=1e-4)
-  np.testing.assert_allclose(metrics['entropy'], np.sum(weight * entropy), rtol=1e-4)
-  np.testing.assert_allclose(metrics['return'], 3 * weight.sum(), rtol=1e-4)
+  by_actor = (weight * entropy)[:, of_task].sum(), (weight * entropy)[:, ~of_task].sum()
+  found = metrics['entropy'], metrics['explorer_entropy']
+  np.testing.assert_allclose(found, by_actor, rtol=1e-4)
+  np.testing.assert_allclose(metrics['return'], 3 * weight[:, of_task].sum(), rtol=1e-4)
 
 
 @pytest.fixture(scope='module')
@@ -195,7 +243,7 @@ def replayed(policy, params, make_sequence, dreamer, make_params):
   size = (6, 3)
   features = rng.normal(size=(*size, policy.feature_size)).astype(np.float32)
   novelty = rng.uniform(size=size).astype(np.float32)
-  slow_critic = make_params(dreamer, seed=1)['actor_critic']['critic']
+  slow_critic = make_params(dreamer, seed=1)['actor_critic']
 
   def loss(params, features, reward, discount, names):
     first, last = (jnp.asarray(sequence.step_type == kind) for kind in (0, 2))
@@ -218,7 +266,7 @@ def test_replayed_loss_trains_the_critic_and_not_the_actor(replayed):
   _, (grads, *_) = gradient(*arguments, sequence.discount)
   size = lambda grads: max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(grads))
   assert size(grads['critic']) > 1e-3
-  assert size(grads['actor']) == 0
+  assert size(grads['actor']) == size(grads['explorer']) == 0
 
 
 def test_replayed_loss_reads_all_rewards_but_those_of_first_steps(replayed):
@@ -264,8 +312,8 @@ def test_replayed_loss_trains_only_heads_with_rewards(replayed):
     for names in ((ac.TASK,), (ac.NOVELTY,), (ac.TASK, ac.NOVELTY))
   )
   np.testing.assert_allclose(both, task + novelty, rtol=1e-5)
-  of_task, of_novelty = np.split(grads['critic']['rest']['Dense_0']['bias'], 2)
-  assert (of_novelty == 0).all() and (of_task != 0).any()
+  size = lambda grads: max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(grads))
+  assert size(grads['explorer_critic']) == 0 < size(grads['critic'])
 
 
 # Without novelty.
@@ -303,53 +351,29 @@ def follow(dreamer):
   return follow
 
 
-ALIKE = np.ones(60)
-ONE_IN_THIRTY = np.where(np.arange(60) % 30, 0.0, 2.0)
-
-
-def test_weight_of_novelty_falls_when_one_rollout_in_thirty_pays(follow, dreamer):
-  """Their percentile range is 0, their standard deviation is not."""
-  _, nothing = follow(*[(ALIKE, ALIKE)] * 30)
-  scales, found = follow(*[(ONE_IN_THIRTY, ALIKE)] * 30)
-  assert scales.ranges[ac.TASK].value == 0
-  most = dreamer.config.novelty_scale
-  assert nothing.weight[ac.NOVELTY] == pytest.approx(most)
-  assert found.weight[ac.NOVELTY] == pytest.approx(0.5 * most)
-
-
-def test_weight_of_novelty_stays_low_after_returns_become_alike_again(follow, dreamer):
-  """A task that is solved has returns that are all alike, as one of which nothing is known."""
-  scales, _ = follow(*[(ONE_IN_THIRTY, ALIKE)] * 30)
-  scales, solved = follow(*[(ALIKE, ALIKE)] * 300, scales=scales, size=1.0)
-  assert scales.deviation.value < 0.05  # the returns of late tell nothing
-  assert solved.weight[ac.NOVELTY] == pytest.approx(0.5 * dreamer.config.novelty_scale)
-  _, unlearned = follow(*[(ALIKE, ALIKE)] * 10_000, scales=scales)
-  assert unlearned.weight[ac.NOVELTY] > 0.9 * dreamer.config.novelty_scale
-
-
-def test_weight_of_novelty_follows_the_deviation_in_units_of_the_least_scale(follow, dreamer):
-  floor, most = dreamer.config.return_floor, dreamer.config.novelty_scale
-  width = 0.25 * floor / ac.GAUSSIAN_RANGE  # standard deviation of two returns 2 width apart
-  _, small = follow(([-width, width], [0, 0]))
-  assert small.weight[ac.NOVELTY] == pytest.approx(0.75 * most, rel=1e-4)
-  _, relative = follow(([-width, width], [0, 0]), size=20 * floor)  # the floor is a tenth of it
-  assert relative.weight[ac.NOVELTY] == pytest.approx((1 - 0.25 / 2) * most, rel=1e-4)
-  assert relative.scale[ac.TASK] == pytest.approx(2 * floor)
+def test_scale_of_the_task_is_the_range_of_its_returns_down_to_a_floor(follow, dreamer):
+  floor = dreamer.config.return_floor
+  _, wide = follow(([0, 3 * floor], [0, 0]))
+  assert wide[ac.TASK] == pytest.approx(0.9 * 3 * floor)
+  _, alike = follow(([0, 0], [0, 0]))
+  assert alike[ac.TASK] == pytest.approx(floor)
+  _, large = follow(([0, 0], [0, 0]), size=20 * floor)  # the floor is a tenth of it
+  assert large[ac.TASK] == pytest.approx(2 * floor)
 
 
 def test_scale_of_novelty_is_its_largest_range_so_far(follow):
   """So novelty fades as the model learns, where that of the task is on a scale of its own."""
   scales, first = follow(([0, 0], [0, 2.0]))
-  assert first.scale[ac.NOVELTY] == pytest.approx(0.9 * 2)  # from 5 to 95 %
+  assert first[ac.NOVELTY] == pytest.approx(0.9 * 2)  # from 5 to 95 %
   scales, smaller = follow(([0, 0], [0, 0.2]), scales=scales)
-  assert smaller.scale[ac.NOVELTY] == first.scale[ac.NOVELTY]
+  assert smaller[ac.NOVELTY] == first[ac.NOVELTY]
   scales, larger = follow(([0, 0], [0, 20.0]), scales=scales)
   novelty = scales.ranges[ac.NOVELTY]
-  assert larger.scale[ac.NOVELTY] == pytest.approx(novelty.value / (1 - 0.99**3), rel=1e-4)
-  assert larger.scale[ac.NOVELTY] > first.scale[ac.NOVELTY]
+  assert larger[ac.NOVELTY] == pytest.approx(novelty.value / (1 - 0.99**3), rel=1e-4)
+  assert larger[ac.NOVELTY] > first[ac.NOVELTY]
 
 
 def test_rollouts_that_begin_at_a_termination_change_no_scale(follow):
   before, _ = follow(([0, 1], [0, 2.0]))
   after, _ = follow(([np.nan, np.nan], [np.nan, np.nan]), scales=before)
-  assert after._replace(evidence=before.evidence) == before
+  assert after == before

@@ -99,8 +99,40 @@ def test_acting_params_leave_out_modules_that_do_not_act(make_dreamer, make_para
   dreamer = make_dreamer('masked')
   acting = dreamer.agent.acting_params(make_params(dreamer))
   assert sorted(acting['world_model']) == [
-    'change', 'encoder', 'posterior', 'prior', 'recurrence', 'statistics',
+    'average_change', 'encoder', 'posterior', 'prior', 'recurrence', 'statistics',
   ]  # fmt: skip
+  assert sorted(acting['actor_critic']) == ['actor', 'explorer']
+
+
+def test_explorer_acts_in_the_given_environments_alone(make_dreamer, make_params, arrive):
+  dreamer = make_dreamer('masked')
+  acting = dreamer.agent.acting_params(make_params(dreamer))
+  state, arrival = dreamer.agent.initial_policy_state(3), arrive(dreamer)
+  act = jax.jit(functools.partial(dreamer.agent.explain, greedy=False))
+  log_probs = lambda **options: np.asarray(
+    act(acting, jax.random.key(0), state, arrival, **options)[1].extras['log_probs']
+  )
+  task, some = log_probs(), log_probs(explores=jnp.array([True, False, False]))
+  np.testing.assert_allclose(some[1:], task[1:], rtol=1e-6)
+  assert np.abs(some[0] - task[0]).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+  ('share', 'num_envs', 'count'),
+  [(1.0, 16, 16), (0.25, 16, 4), (0.3, 16, 5), (0.25, 4, 1), (1.0, 1, 1), (0.25, 1, 0)],
+)
+def test_first_environments_explore(make_dreamer, make_params, share, num_envs, count):
+  agent = make_dreamer('masked').agent
+  acting = agent.acting_params(make_params(make_dreamer('masked')))
+  explores = agent.exploring(acting | {'exploring': jnp.float32(share)}, num_envs)
+  np.testing.assert_array_equal(explores, np.arange(num_envs) < count)
+
+
+def test_agent_without_novelty_has_no_explorer(make_dreamer, make_params):
+  dreamer = make_dreamer('masked', novelty_scale=0.0)
+  acting = dreamer.agent.acting_params(make_params(dreamer))
+  assert dreamer.agent.exploring is None
+  assert sorted(acting) == ['actor_critic', 'world_model']
   assert sorted(acting['actor_critic']) == ['actor']
 
 

@@ -226,7 +226,7 @@ def imagined(make_dreamer, dreamer, policy, all_params, make_sequence, judge):
   def imagine(params, posterior, last):
     novelty = jnp.ones(last.shape)
     start, _ = dream.starts(policy, {}, posterior, last, novelty, keys, num_steps=None)
-    critic = params['actor_critic']['critic']
+    critic = params['actor_critic']
     imagined = dream.rollout(dreamer.model, policy, params, critic, start, jnp.int32(HORIZON))
     return imagined._replace(start=start._replace(keys=()))
 
@@ -299,7 +299,7 @@ def test_replayed_loss_trains_salience(policy, params, make_sequence, dreamer):
     history = policy.context.replayed(features, jnp.ones((6, 3)), sequence.step_type == 0)
     rewards = {ac.TASK: sequence.reward}
     replayed = ac.Replayed(features, history, rewards, sequence.discount, sequence.step_type == 2)
-    return jax.grad(policy.replayed_value_loss)(params, params['critic'], replayed)['salience']
+    return jax.grad(policy.replayed_value_loss)(params, params, replayed)['salience']
 
   grads = jax.device_get(gradient(params, features, sequence))
   assert max(np.abs(x).max() for x in jax.tree.leaves(grads)) > 1e-4
@@ -328,7 +328,7 @@ def test_without_context_there_are_no_parameters_and_no_memory(make_dreamer, par
   policy = dreamer.actor_critic
   assert isinstance(policy.context, context.NoContext)
   params = param_shapes(dreamer)['actor_critic']
-  assert set(params) == {'actor', 'critic'}
+  assert set(params) == {'actor', 'explorer', 'critic', 'explorer_critic'}
   features = jax.ShapeDtypeStruct((2, 5, policy.feature_size), jnp.float32)
 
   def read(params, features):

@@ -29,12 +29,12 @@ def starts(dreamer):
   """As `dream.starts`, compiled once for each number of steps."""
 
   @functools.cache
-  def compiled(num_steps):
+  def compiled(num_steps, even):
     policy = dreamer.actor_critic
-    picked = lambda *others: dream.starts(policy, {}, *others, num_steps=num_steps)[0]
+    picked = lambda *others: dream.starts(policy, {}, *others, num_steps=num_steps, even=even)[0]
     return jax.jit(picked)
 
-  return lambda *arguments, num_steps=None: compiled(num_steps)(*arguments)
+  return lambda *arguments, num_steps=None, even=False: compiled(num_steps, even)(*arguments)
 
 
 @pytest.fixture(scope='module')
@@ -44,7 +44,7 @@ def params(dreamer, make_params):
 
 @pytest.fixture(scope='module')
 def slow_critic(dreamer, make_params):
-  return make_params(dreamer, seed=1)['actor_critic']['critic']
+  return make_params(dreamer, seed=1)['actor_critic']
 
 
 @pytest.fixture(scope='module')
@@ -155,6 +155,49 @@ def test_start_is_a_step_of_its_sequence(starts, numbered_posterior, count):
   assert start.memory == ()
 
 
+@pytest.mark.parametrize('count', [None, 5])
+def test_halves_of_even_starts_have_as_many_of_each_sequence(starts, numbered_posterior, count):
+  posterior, number = numbered_posterior
+  nowhere = np.zeros(number.shape, bool)
+  start = starts(posterior, nowhere, number, DREAM_KEYS, num_steps=count, even=True)
+  stream, step = np.divmod(np.asarray(start.latent.deterministic[:, 0]).astype(int), 100)
+  each = (NUM_STEPS if count is None else 4) // 2
+  for half in np.split(stream, 2):
+    np.testing.assert_array_equal(np.bincount(half), [each] * BATCH)
+  assert len({*zip(stream, step, strict=True)}) == 2 * each * BATCH
+  if count is None:  # both halves are of the whole sequence
+    assert set(step[: each * BATCH]) == {1, 3, 5}
+
+
+def test_second_half_of_the_dreams_follows_the_explorer(dreamer, params, slow_critic, start):
+  actor_critic = dreamer.actor_critic
+  certain = jax.tree.map(jnp.asarray, params)
+  for name, action in (('actor', 1), ('explorer', 2)):
+    output = certain['actor_critic'][name]['rest']['Dense_0']
+    output['bias'] = jnp.zeros_like(output['bias']).at[action].set(1e4)
+    output['kernel'] = jnp.zeros_like(output['kernel'])
+  mask = certain['world_model']['mask']['rest']['Dense_0']
+  mask['bias'] = mask['bias'] + 1e4  # all actions are legal
+
+  @functools.partial(jax.jit, static_argnames='explore')
+  def imagine(certain, slow_critic, start, explore):
+    return dream.rollout(
+      dreamer.model, actor_critic, certain, slow_critic, start, jnp.int32(4), explore=explore
+    )
+
+  def choices(explore):
+    dreamt = imagine(certain, slow_critic, start, explore)
+    return np.asarray(dreamt.choice[:4]), np.asarray(dreamt.novelty[1:5])
+
+  half = len(start.weight) // 2
+  (task, novelty), (both, novelty_of_both) = choices(False), choices(True)
+  assert (task == 1).mean() > 0.95
+  assert (both[:, :half] == 1).mean() > 0.95 and (both[:, half:] == 2).mean() > 0.95
+  # Nothing reads the novelty of the task's dreams, so it is not computed.
+  assert (novelty > 0).all() and (novelty_of_both[:, half:] > 0).all()
+  assert (novelty_of_both[:, :half] == 0).all()
+
+
 def test_sampled_starts_depend_on_their_key_and_not_on_other_sequences(starts, numbered_posterior):
   posterior, number = numbered_posterior
   last = np.zeros(number.shape, bool)
@@ -222,7 +265,7 @@ def test_predictions_belong_to_their_step(dreamer, params, slow_critic, imagined
       model.action_mask(params['world_model'], features),
       *(
         {name: value.mean() for name, value in policy.values(of, features, context).items()}
-        for of in (params['actor_critic'], {'critic': slow_critic})
+        for of in (params['actor_critic'], slow_critic)
       ),
     )
 
@@ -341,7 +384,7 @@ def test_bfloat16_dreams_have_float32_rewards_values_and_novelty(
     novelty = intrinsic.novelty_of('information_gain', posterior.priors.moments())
     last, policy = sequence.step_type == 2, dreamer.actor_critic
     start, _ = dream.starts(policy, {}, posterior, last, novelty, DREAM_KEYS, num_steps=1)
-    critic = params['actor_critic']['critic']
+    critic = params['actor_critic']
     return dream.rollout(dreamer.model, policy, params, critic, start, jnp.int32(2))
 
   imagined = jax.eval_shape(imagine, params, sequence)
@@ -410,7 +453,7 @@ def test_without_novelty_a_dream_has_values_of_the_task_alone(
   def imagine(params, posterior, last):
     novelty = jnp.zeros(last.shape)
     start, _ = dream.starts(policy, {}, posterior, last, novelty, DREAM_KEYS, num_steps=1)
-    critic = params['actor_critic']['critic']
+    critic = params['actor_critic']
     return dream.rollout(model, policy, params, critic, start, jnp.int32(2))
 
   imagined = jax.eval_shape(imagine, params, posterior, last)
@@ -574,7 +617,7 @@ def test_actor_and_critic_have_gradients_from_imagination(
       head
       | {'rest': head['rest'] | {'Dense_0': jax.tree.map(np.zeros_like, head['rest']['Dense_0'])}}
     )
-    heads = ('actor', 'critic')
+    heads = ('actor', 'explorer', 'critic', 'explorer_critic')
     params['actor_critic'] = params['actor_critic'] | {
       name: zero(params['actor_critic'][name]) for name in heads
     }
@@ -607,7 +650,7 @@ def test_continuous_actions_are_imagined_and_have_gradients(
     novelty = intrinsic.novelty_of('information_gain', posterior.priors.moments())
     last = sequence.step_type == 2
     start, _ = dream.starts(policy, {}, posterior, last, novelty, DREAM_KEYS, num_steps=2)
-    critic = params['actor_critic']['critic']
+    critic = params['actor_critic']
     imagined = dream.rollout(model, policy, params, critic, start, jnp.int32(3))
     loss = lambda params: policy_loss(policy, params, imagined, targets_of(imagined))
     return imagined, jax.grad(loss, has_aux=True)(params['actor_critic'])[0]

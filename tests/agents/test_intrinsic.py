@@ -110,13 +110,13 @@ def test_novelty_of_bfloat16_moments_is_computed_in_float32(name):
 
 def test_many_equal_bfloat16_updates_do_not_drift():
   motivation = run(np.full(LONGEST, jnp.bfloat16(0.7), np.float32))
-  assert motivation.novelty_mean.dtype == jnp.float32
-  np.testing.assert_allclose(motivation.novelty_mean, np.float32(jnp.bfloat16(0.7)), rtol=1e-5)
+  assert motivation.novelty_slow.dtype == jnp.float32
+  np.testing.assert_allclose(motivation.novelty_slow, np.float32(jnp.bfloat16(0.7)), rtol=1e-5)
 
 
 def test_constant_novelty_has_no_competence_from_the_first_update_on():
   motivation = run(np.full(LONGEST, 3.0))
-  np.testing.assert_allclose(motivation.novelty_mean, 3.0, rtol=1e-4)
+  np.testing.assert_allclose(motivation.novelty_slow, 3.0, rtol=1e-4)
   np.testing.assert_allclose(motivation.competence, 0.0, atol=1e-4)
   np.testing.assert_allclose(motivation.boredom[:12], [*np.arange(0.1, 1.05, 0.1), 1, 1], rtol=1e-5)
 
@@ -124,7 +124,7 @@ def test_constant_novelty_has_no_competence_from_the_first_update_on():
 def test_both_averages_agree_after_the_first_update():
   # Uncorrected, the fast one would be twenty times the slow one.
   state, motivation = intrinsic.update(intrinsic.initial(), jnp.float32(5.0), CONFIG)
-  np.testing.assert_allclose(motivation.novelty_mean, 5.0, rtol=1e-5)
+  np.testing.assert_allclose(motivation.novelty_slow, 5.0, rtol=1e-5)
   np.testing.assert_allclose(motivation.competence, 0.0, atol=1e-6)
   np.testing.assert_allclose([state.fast, state.slow], [0.5, 0.025], rtol=1e-5)
   assert int(state.num_updates) == 1
@@ -139,10 +139,24 @@ def test_falling_novelty_gives_competence_and_little_boredom_from_the_start():
   assert (motivation.horizon[10:] == CONFIG.horizon_max).all()
 
 
-def test_rising_novelty_gives_no_competence():
+def test_novelty_above_its_maximum_is_not_boring():
+  """It rises while the members learn how far they err, when the model learns fastest."""
   motivation = run(1.05 ** np.arange(50))
-  np.testing.assert_allclose(motivation.competence, np.zeros(50), atol=1e-6)
-  assert motivation.boredom[-1] == 1
+  assert (motivation.competence[5:] > CONFIG.boredom_threshold).all()
+  assert (motivation.boredom[10:] == 0).all()
+
+
+def test_novelty_that_rises_below_its_maximum_gives_no_competence():
+  motivation = run([*np.full(10, 9.0), *np.full(100, 1.0), *np.linspace(1.0, 3.0, 190)])
+  assert motivation.novelty_fast[-1] > motivation.novelty_slow[-1]
+  assert motivation.competence[-1] == 0 and motivation.boredom[-1] == 1
+
+
+def test_boredom_does_not_rise_during_warm_up():
+  state = intrinsic.initial()
+  for _ in range(20):
+    state, motivation = intrinsic.update(state, jnp.float32(2.0), CONFIG, trained=False)
+  assert motivation.boredom == 0
 
 
 def test_competence_by_hand():
@@ -150,22 +164,61 @@ def test_competence_by_hand():
   fast = (0.9 * 0.1 * 2 + 0.1 * 1) / (1 - 0.9**2)
   slow = (0.995 * 0.005 * 2 + 0.005 * 1) / (1 - 0.995**2)
   np.testing.assert_allclose(motivation.competence[1], (slow - fast) / slow, rtol=1e-3)
-  np.testing.assert_allclose(motivation.novelty_mean[1], slow, rtol=1e-4)
+  np.testing.assert_allclose(motivation.novelty_slow[1], slow, rtol=1e-4)
 
 
-def test_novelty_scale_is_the_largest_slow_average():
-  motivation = run([1.0] * 5 + [3.0] * 95 + [0.1] * 200)
-  np.testing.assert_allclose(motivation.novelty_scale[4], 1.0, rtol=1e-5)
-  assert motivation.novelty_scale[99] == motivation.novelty_mean[99] > 2.8
-  assert motivation.novelty_mean[-1] < 1.5
-  assert motivation.novelty_scale[-1] == motivation.novelty_scale.max()
+def test_returns_that_do_not_differ():
+  """A reward of -1 at every step, without termination, tells nothing; the constant critic is exact."""
+  reward, discount = np.full(6, -1.0), np.ones(6)
+  for gamma in (0.99, 1.0):
+    found = intrinsic.return_difference(reward, discount, (-1.0, 1.0), gamma=gamma)
+    np.testing.assert_array_equal(found, 0)
 
 
-def test_novelty_scale_ignores_warm_up():
-  state = intrinsic.initial()
-  for trained in (False, False, True):
-    state, motivation = intrinsic.update(state, jnp.float32(2.0), CONFIG, trained=trained)
-    np.testing.assert_allclose(motivation.novelty_scale, 2.0 * trained, rtol=1e-5)
+def test_difference_of_returns_by_hand():
+  # One of four steps is rewarded, and terminates: v = 0.25 / (1 - 0.5 * 0.75) = 0.4.
+  reward, discount = np.array([0.0, 0, 0, 1]), np.array([1.0, 1, 1, 0])
+  found = intrinsic.return_difference(reward, discount, (0.25, 0.75), gamma=0.5)
+  np.testing.assert_allclose(found, [0.2, 0.2, 0.2, 0.6], rtol=1e-6)
+  # Termination alone, of a reward at every step: v = 1 / (1 - 0.5 * 0.75) = 1.6.
+  found = intrinsic.return_difference(np.ones(4), discount, (1.0, 0.75), gamma=0.5)
+  np.testing.assert_allclose(found, [0.2, 0.2, 0.2, 0.6], rtol=1e-6)
+
+
+def test_evidence_rises_slowly_with_the_largest_difference_and_never_falls():
+  config = dreamer_config.DreamerConfig(return_floor=2.0)
+  evidence, found = jnp.zeros(()), []
+  for largest in (0.0, 0.1, 0.0, 7.0):  # a tenth of the floor is enough
+    evidence = intrinsic.evidence(evidence, jnp.float32(largest), config)
+    found.append(float(evidence))
+  np.testing.assert_allclose(found, [0, 0.005, 0.005, 0.005 + 0.01 * 0.995], rtol=1e-5)
+  for _ in range(1000):
+    evidence = intrinsic.evidence(evidence, jnp.float32(7.0), config)
+  assert 0.999 < evidence <= 1
+
+
+def test_usual_differences_count_as_noise_of_the_information_gain():
+  means, variances = np.float32([[1.0], [-1.0]]), np.float32([[0.5], [0.5]])
+  of = lambda *usual: float(intrinsic.information_gain(means, variances, *usual))
+  np.testing.assert_allclose(of(), 0.5 * np.log(1 + 1 / 0.5), rtol=1e-4)
+  np.testing.assert_allclose(of(1.0), 0.5 * np.log(1 + 1 / 1.5), rtol=1e-4)
+  groups = ((means, variances, 0.0), (means, variances, 1.0))
+  np.testing.assert_allclose(
+    intrinsic.novelty_of('information_gain', groups), of() + of(1.0), rtol=1e-5
+  )
+
+
+def test_share_that_explores_falls_slowly_with_real_differences_and_never_rises():
+  config = dreamer_config.DreamerConfig(return_floor=2.0)
+  share, shares = jnp.ones(()), []
+  small = 0.1 * 2 / dreamer_config.GAUSSIAN_RANGE  # a tenth of the floor
+  for deviation in (0.0, small, 0.0, 50.0):
+    share = intrinsic.exploring(share, jnp.float32(deviation), config)
+    shares.append(float(share))
+  np.testing.assert_allclose(shares, [1.0, 0.999, 0.999, 0.99 * 0.999], rtol=1e-5)
+  for _ in range(1000):
+    share = intrinsic.exploring(share, jnp.float32(50.0), config)
+  np.testing.assert_allclose(share, 0, atol=1e-3)
 
 
 def test_boredom_falls_twice_as_fast_as_it_rises():

@@ -57,9 +57,8 @@ def test_returns_of_eating_and_starving_differ_in_sign():
   falling = np.linspace(0.9, 0.5, 5)[:, None] * np.ones(3)
   rewards = survival(falling, np.ones(5))
   assert (rewards[1:] < 0).all()
-  motivation = intrinsic.Motivation(*[jnp.float32(5.0)] * 6)
   felt = intrinsic.Felt(jnp.zeros(5), jnp.full(5, -0.25))
-  named = intrinsic.rewards((intrinsic.SURVIVAL,), felt, motivation)
+  named = intrinsic.rewards((intrinsic.SURVIVAL,), felt, jnp.float32(5.0))
   np.testing.assert_array_equal(named[intrinsic.SURVIVAL], -0.25)
 
 

@@ -255,11 +255,12 @@ def loss_of(policy, params, features, history, choice, advantage):
 
 
 @pytest.fixture(scope='module')
-def learned(dreamer, params):
+def learned(params):
   """Gates [B, 8] and countdowns of random steps, after learning from rewards of single steps.
 
-  Also the gradient of the first update.
+  Also the gradient of the first update. Without novelty all of them are the actor's.
   """
+  dreamer = make(memory_size=0, novelty_scale=0.0)
   policy, module = dreamer.actor_critic, dreamer.actor_critic.workspace
   statistics = params['world_model']['statistics']
   optimizer = optax.adam(1e-2)
@@ -498,13 +499,15 @@ def test_imagination_opens_and_counts(make_params):
     keys = jax.random.split(jax.random.key(1), 3)
     of_policy = params['actor_critic']
     start, _ = dream.starts(policy, of_policy, posterior, first, novelty, keys, num_steps=None)
-    dreamt = dream.rollout(model, policy, params, of_policy['critic'], start, jnp.int32(horizon))
+    dreamt = dream.rollout(
+      model, policy, params, policy.critics(of_policy), start, jnp.int32(horizon)
+    )
     history = dream.history(policy, dreamt)
     gates = module.gates(of_policy, history, dreamt.features)
     return history.before, gates, dreamt.context_inputs.novelty
 
   before, gates, novelty = jax.device_get(imagine(params, features, numbers.astype(np.float32)))
-  assert np.isin(gates, (0, 1)).all() and (gates.sum(axis=-1) == 1).all()
+  assert np.isin(gates, (0, 1)).all() and (gates.sum(axis=-1) <= 1).all() and gates.any()
   np.testing.assert_array_equal(before.steps[:, 0], [1, 2, 3, 4])
   np.testing.assert_array_equal(before.steps[:, 3], [2, 3, 4, 5])  # a start at step 1
   opened = np.cumsum(gates, axis=0)

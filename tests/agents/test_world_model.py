@@ -1,5 +1,6 @@
 """The world model: inputs of its latents, the terms of its loss, and gradients of its modules."""
 
+import functools
 import itertools
 
 import jax
@@ -78,7 +79,8 @@ def belief(posterior):
 
 
 def trained(params):
-  return {name: params[name] for name in params if name != 'statistics'}
+  untrained = ('statistics', 'average_change')
+  return {name: params[name] for name in params if name not in untrained}
 
 
 def size(tree):
@@ -101,7 +103,7 @@ def test_members_are_initialised_independently(fresh, name):
 def test_independent_members_disagree_and_copies_of_one_do_not(model, fresh, sequence, judge):
   copied = fresh | {
     name: jax.tree.map(lambda x: np.broadcast_to(x[:1], x.shape), fresh[name])
-    for name in modules.MEMBERS
+    for name in (*modules.MEMBERS, modules.AVERAGE_CHANGE)
   }
   gain = jax.jit(lambda priors: intrinsic.novelty_of('information_gain', priors.moments()))
   novelty = lambda params: np.asarray(gain(judge(model, params, KEYS, sequence).posterior.priors))
@@ -115,12 +117,12 @@ def test_parameters_are_float32_and_only_members_are_stacked(dreamer, param_shap
   params = param_shapes(dreamer)['world_model']
   assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype('float32')}
   assert sorted(params) == [
-    'change', 'continue', 'decoder', 'encoder', 'mask', 'posterior', 'prior', 'recurrence',
-    'reward', 'statistics',
+    'average_change', 'change', 'continue', 'decoder', 'encoder', 'mask', 'posterior', 'prior',
+    'recurrence', 'reward', 'statistics',
   ]  # fmt: skip
   assert params['posterior']['kernel'].shape == (8 + 16, 16)
-  assert params['prior']['Dense_0']['kernel'].shape == (NUM_MEMBERS, 8, 16)
-  assert params['change']['Dense_0']['kernel'].shape == (NUM_MEMBERS, 8 + 4 + 16, 16)
+  for name in ('prior', 'change'):
+    assert params[name]['Dense_0']['kernel'].shape == (NUM_MEMBERS, 8 + 4 + 16, 16)
   # A state of 8, an action of 4 and the embedding of the numbers, of 16.
   assert params['recurrence']['kernel'].shape == (8 + 4 + 16, 3 * 8)
 
@@ -173,7 +175,8 @@ def test_latents_after_first_do_not_depend_on_the_last_episode(sequence, latents
     )
     after = latents(changed)
     np.testing.assert_array_equal(after[first:, stream], before[first:, stream])
-    assert (after[:first, stream] != before[:first, stream]).any(-1).all()
+    # At step 0 only a sample can differ.
+    assert (after[1:first, stream] != before[1:first, stream]).any(-1).all()
 
 
 def test_stored_state_is_read_by_sequences_that_begin_within_an_episode(sequence, latents):
@@ -279,7 +282,7 @@ def test_every_layer_has_a_gradient_when_heads_are_not_zero(sequence, judged):
   grads = judged(sequence).grads
   for path, leaf in jax.tree_util.tree_leaves_with_path(trained(grads)):
     assert np.abs(leaf).max() > 0, jax.tree_util.keystr(path)
-  assert size(grads['statistics']) == 0
+  assert size(grads['statistics']) == size(grads['average_change']) == 0
 
 
 def test_member_has_no_gradient_from_sequences_outside_its_bootstrap(sequence, judged):
@@ -493,7 +496,7 @@ def test_reconstruction_distinguishes_two_images_after_some_updates(pictures):
     return optax.apply_updates(params, updates), opt_state
 
   opt_state = jax.jit(optimizer.init)(params)
-  for _ in range(40):
+  for _ in range(60):
     found = step(params, sequence)
     params, opt_state = descend(params, opt_state, found.grads)
   # Loss of the best constant decoder: log 2 for each cell of a plane in which the images differ,
@@ -639,6 +642,16 @@ def test_bfloat16_latents_have_float32_losses_and_gradients(
   assert {head.dtype for head in jax.eval_shape(heads, features)} == {jnp.dtype('float32')}
 
 
+def test_prior_reads_the_previous_action_and_numbers(model, params):
+  """So what follows from them for certain is as certain to the prior as to the decoder."""
+  state = jnp.full((4, 8), 0.3)
+  previous = jnp.zeros((4, 4 + 16)).at[1, 0].set(1.0).at[2, 3].set(1.0).at[3, 4 + 7].set(1.0)
+  priors = jax.jit(model.rssm.prior)(params, state, previous, jnp.zeros(4, bool))
+  means, _ = priors.belief.moments()
+  for i in (1, 2, 3):
+    assert (jnp.abs(means[:, i] - means[:, 0]).max(-1) > 1e-2).all()
+
+
 def test_moments_equal_those_of_each_members_prior(model, params, sequence, judged):
   """Also those of the numbers' changes."""
   posterior = judged(sequence).posterior
@@ -653,7 +666,8 @@ def test_moments_equal_those_of_each_members_prior(model, params, sequence, judg
     return imagined, previous, prior, prior.belief.moments()
 
   moments = jax.jit(lambda priors: priors.moments())(posterior.priors)
-  (means, variances), (changes, noise) = jax.device_get(moments)
+  (means, variances, _), (changes, noise, usual) = jax.device_get(moments)
+  assert usual == 1  # the mean square of changes
   assert means.shape == variances.shape == (NUM_MEMBERS, 6, 3, 12)
   assert changes.shape == noise.shape == (NUM_MEMBERS, 6, 3, numbers_lib.NUM_PROJECTIONS)
   latent = jax.tree.map(lambda x: x[2], posterior.latent)
@@ -667,13 +681,34 @@ def test_moments_equal_those_of_each_members_prior(model, params, sequence, judg
   for one, expected in zip(moments, (means, variances), strict=True):
     np.testing.assert_allclose(one[:, 2], expected[:, 3, 2], **close)
   np.testing.assert_allclose(prior.change.mean[:, 2], changes[:, 3, 2], **close)
-  np.testing.assert_allclose(prior.change.variance[:, 2], noise[:, 3, 2], **close)
+  np.testing.assert_allclose(np.minimum(prior.change.variance[:, 2], 1), noise[:, 3, 2], **close)
+  assert noise.max() == usual
   spread = np.ptp(changes, axis=0).max(-1)
   first = sequence.step_type == rssm.FIRST
   assert (spread[~first] > 1e-3).all() and (spread[first] == 0).all()  # members differ
 
 
 # Statistics of numbers.
+
+
+def test_novelty_reads_a_moving_average_of_the_networks_of_changes(model, params, sequence, judged):
+  followed = jax.jit(model.averages)(params, judged(sequence).moments)
+  expected = jax.tree.map(
+    lambda old, new: 0.98 * old + 0.02 * new, params['average_change'], params['change']
+  )
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6),
+    followed['average_change'],
+    expected,
+  )
+  priors = judged(sequence).posterior.priors
+  state, previous = (getattr(judged(sequence).posterior, name) for name in ('latent', 'previous'))
+  same = params | {'change': params['average_change']}
+  change = jax.jit(model.rssm.change)(same, state.deterministic, previous)
+  where = sequence.step_type != rssm.FIRST
+  np.testing.assert_allclose(
+    priors.change.mean[:, where], np.asarray(change.mean)[:, where], rtol=1e-3, atol=1e-4
+  )
 
 
 def test_loss_gives_the_moments_that_statistics_follow(model, params, sequence, judged):
@@ -686,7 +721,7 @@ def test_loss_gives_the_moments_that_statistics_follow(model, params, sequence, 
 
   @jax.jit
   def follow(moments):
-    followed = model.statistics(fresh, moments)
+    followed = model.averages(fresh, moments)
     assert all(followed[name] is params[name] for name in trained(params))
     return followed['statistics']
 

@@ -76,9 +76,10 @@ def test_eight_devices_exchange_gradients_returns_and_written_entries(dreamer, e
   program = scaling.read_program(eight_devices.text(), 8)
   params = eight_devices.arrays().params
   num_bytes = lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree))
-  trained = num_bytes(params) - num_bytes(params[memory_lib.NAME])
-  # Numbers that metrics are means of, and which entries of the memory are renewed.
-  assert 0 < program.reduced - trained <= 4 * 128 + 4 * SIZE
+  world = {name: x for name, x in params['world_model'].items() if name not in modules.AVERAGES}
+  trained = num_bytes((world, params['actor_critic']))
+  # Moments of numbers, numbers that metrics are means of, and which entries of the memory are renewed.
+  assert 0 < program.reduced - trained <= 4 * 160 + 4 * SIZE
   assert program.other_collectives == 0
   num_starts = BATCH * dreamer.config.starts_per_sequence
   returns = 4 * num_starts * len(dreamer.actor_critic.heads)
@@ -109,7 +110,10 @@ def test_optimizer_has_no_part_of_the_memory(dreamer, one_device):
   count = lambda tree: sum(x.size for x in jax.tree.leaves(tree))
   state = one_device.begin().arrays()
   moments = count(state.model_opt_state) + count(state.policy_opt_state)
-  trained = count(state.params) - count(state.params['memory'])
+  world = {
+    name: x for name, x in state.params['world_model'].items() if name not in modules.AVERAGES
+  }
+  trained = count((world, state.params['actor_critic']))
   assert 2 * trained <= moments < 2 * trained + 20
 
 
@@ -136,7 +140,7 @@ def explained(dreamer, params, observation):
   return decision.extras, reward
 
 
-def test_zeroing_the_memory_changes_trained_rewards_and_policy(dreamer, one_device):
+def test_zeroing_the_memory_changes_trained_rewards(dreamer, one_device):
   """Rewards are predicted by the model: if only the policy read the memory, it would earn nothing."""
   one_device.begin()
   for update in range(12):
@@ -148,7 +152,6 @@ def test_zeroing_the_memory_changes_trained_rewards_and_policy(dreamer, one_devi
   (extras, reward), (empty, reward_without) = jax.device_get(
     [explain(each, observation) for each in (params, without)]
   )
-  assert np.abs(extras['log_probs'] - empty['log_probs']).max() > 1e-4
   changed = np.abs(reward - reward_without)
   assert changed[1:].max() > 1e-3  # of the step after a recall
   assert extras['recalled_evidence'].max() > 0.9
@@ -196,8 +199,8 @@ def test_imagination_carries_what_the_start_recalled(dreamer, one_device):
 def test_nothing_of_it_is_there_without_a_memory(dreamer):
   without = make_dreamer()
   shapes = lambda made: jax.eval_shape(made.agent.init_params, jax.random.key(0))
-  assert set(shapes(without)) == {'world_model', 'actor_critic'}
-  assert set(shapes(dreamer)) == {'world_model', 'actor_critic', 'memory'}
+  assert set(shapes(without)) == {'world_model', 'actor_critic', 'exploring'}
+  assert set(shapes(dreamer)) == {'world_model', 'actor_critic', 'exploring', 'memory'}
   published = dreamer.agent.acting_params(shapes(dreamer))['memory']
   assert set(published) == set(memory_lib.ACTED)
   stored = [
@@ -242,7 +245,7 @@ def test_update_trains_the_gates_and_reports_them(dreamer, one_device):
   before = one_device.begin().arrays().params['actor_critic']
   metrics = one_device.step(make_batch(dreamer))
   after = one_device.arrays().params['actor_critic']
-  assert set(before) == {'query', 'key', 'actor', 'critic'}
+  assert set(before) == {'query', 'key', 'actor', 'explorer', 'critic', 'explorer_critic'}
   for name in before:
     same = jax.tree.map(np.array_equal, before[name], after[name])
     assert not all(jax.tree.leaves(same)), name

@@ -10,7 +10,7 @@ from trainer import Trainer
 
 from hephaestus.agents import experience
 from hephaestus.agents.dreamer import agent as dreamer_agent
-from hephaestus.agents.dreamer import dream, intrinsic, modules
+from hephaestus.agents.dreamer import dream, intrinsic
 from hephaestus.learner import dreamer_update
 
 
@@ -31,7 +31,7 @@ def test_imagination_alone_trains_salience_actor_and_critic(dreamer, one_device)
   before = one_device.arrays().params['actor_critic']
   one_device.step(make_batch(dreamer, seed=1))
   after = one_device.arrays().params['actor_critic']
-  assert set(before) == {'salience', 'actor', 'critic'}
+  assert set(before) == {'salience', 'actor', 'explorer', 'critic', 'explorer_critic'}
   for name in before:
     same = jax.tree.map(np.array_equal, before[name], after[name])
     assert not all(jax.tree.leaves(same)), name
@@ -42,7 +42,7 @@ def test_wide_priors_hide_disagreement_from_the_clean_novelty_alone(dreamer, one
 
   def step(bias):
     params = one_device.begin().state.params['world_model']
-    prior, change = (params[name]['Dense_1'] for name in modules.MEMBERS)
+    prior, change = (params[name]['Dense_1'] for name in ('prior', 'average_change'))
     prior['bias'] = prior['bias'].at[..., dreamer.config.stochastic_size :].set(bias)
     change['kernel'] = jnp.zeros_like(change['kernel'])  # members agree on changes
     metrics = one_device.step(make_batch(dreamer))
@@ -70,9 +70,7 @@ def test_value_loss_does_not_pool_over_the_end_of_an_episode():
   features = random.normal(size=(*batch.reward.shape, dreamer.actor_critic.feature_size))
   # The critic's last layer begins with zeros, which would hide its context.
   policy = jax.tree.map(lambda x: random.normal(size=x.shape), state.params['actor_critic'])
-  state = state._replace(
-    params={'actor_critic': policy}, slow_critic=policy['critic'], step=np.int32(0)
-  )
+  state = state._replace(params={'actor_critic': policy}, slow_critic=policy, step=np.int32(0))
   loss = jax.jit(lambda features: learner._value_loss(state, batch, features))
   other = features.copy()
   other[2] += 10

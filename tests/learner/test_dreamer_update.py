@@ -133,8 +133,8 @@ def test_imagination_after_a_last_step_does_not_scale_advantages(dreamer, one_de
   one_device.step(batch)
   before = one_device.arrays().scales
   one_device.step(batch._replace(step_type=np.full_like(batch.step_type, dm_env.StepType.LAST)))
+  assert before.ranges[TASK].value > 0 and before.ranges[NOVELTY].value > 0
   after = one_device.arrays().scales
-  assert before.ranges[TASK].value > 0 and before.deviation.value > 0
   assert after._replace(evidence=before.evidence) == before
 
 
@@ -155,20 +155,28 @@ def test_range_of_returns_is_a_bias_corrected_float32_average(dreamer, one_devic
   assert metrics['actor_critic/return_spread'] == pytest.approx(expected, rel=1e-4)
 
 
-def targets_of(dreamer, rewards, values, *, novelty_mean=0.0, **of_dream):
-  """Targets of imagined steps.
+def targets_of(dreamer, rewards, values, known=None, evidence=1.0, **of_dream):
+  """Targets of imagined steps, of which both actors dream the same, so that either half has all.
 
   Args:
     dreamer: with the constants.
-    rewards: [H + 1, B'] of TASK, and novelty as that of NOVELTY, on the scale of its largest mean.
+    rewards: [H + 1, B'] of TASK, and novelty as that of NOVELTY.
     values: [H + 1, B'] of each head of the critic.
-    novelty_mean: slow average of novelty.
-    **of_dream: other fields of the dream.
+    known: [H + 1, B'], novelty in the dreams of the task's actor; None if it is the same there.
+    evidence: that real returns differ.
+    **of_dream: other fields of the dream, [H + 1, B', ...].
   """
   learner = dreamer_update._Learner(dreamer, None, None)
   scales = actor_critic.initial_scales(dreamer.actor_critic.heads)
-  as_arrays = lambda named: {name: jnp.asarray(x, jnp.float32) for name, x in named.items()}
-  rewards, values = as_arrays(rewards), as_arrays(values)
+  scales = scales._replace(evidence=jnp.float32(evidence))
+  times = 2 if dreamer.actor_critic.explores else 1
+  as_arrays = lambda named: {
+    name: jnp.concatenate([jnp.asarray(x, jnp.float32)] * times, axis=1)
+    for name, x in named.items()
+  }
+  rewards, values, of_dream = as_arrays(rewards), as_arrays(values), as_arrays(of_dream)
+  if known is not None:
+    rewards[NOVELTY] = rewards[NOVELTY].at[:, : len(known[0])].set(jnp.float32(known))
   num_steps, batch = len(rewards[TASK]) - 1, len(rewards[TASK][0])
   start = dream.Start(*[None] * 6, weight=jnp.ones(batch), keys=None)
   dreamt = dream.Dream(
@@ -177,10 +185,7 @@ def targets_of(dreamer, rewards, values, *, novelty_mean=0.0, **of_dream):
     values=values, slow_values=values, horizon=jnp.int32(num_steps),
     context_inputs=None,
   )._replace(**of_dream)  # fmt: skip
-  motivation = intrinsic.Motivation(*[jnp.float32(0.0)] * 6)._replace(
-    novelty_mean=jnp.float32(novelty_mean), novelty_scale=jnp.float32(1.0)
-  )
-  imagined = dreamer_update._Imagined(dreamt, None, motivation)
+  imagined = dreamer_update._Imagined(dreamt, None)
   add_axis = lambda tree: jax.tree.map(lambda x: x[None], tree)
   _, targets, _ = jax.tree.map(
     lambda x: np.asarray(x)[0],
@@ -190,20 +195,32 @@ def targets_of(dreamer, rewards, values, *, novelty_mean=0.0, **of_dream):
 
 
 def test_shift_of_the_critic_does_not_change_the_actors_gradient():
-  """The actor's gradient reads the advantages alone, which are centred by their weighted mean.
+  """The actor's gradient reads the advantages alone, which are centred at each imagined step.
 
-  With lambda = 0 a shift c of the critic shifts every temporal-difference error by (gamma - 1) c.
+  With lambda = 0 a shift c of the critic shifts every temporal-difference error by (gamma - 1) c, and
+  one that differs between imagined steps shifts all errors at a step alike.
   """
   dreamer = make_dreamer(lambda_=0.0, gamma=0.5)
   rewards = {TASK: [[0, 0], [3, 9], [6, -3]], NOVELTY: [[0, 0], [1, 0], [0, 3]]}
   zeros = np.zeros((3, 2))
   expected = targets_of(dreamer, rewards, {TASK: zeros, NOVELTY: zeros})
-  found = targets_of(dreamer, rewards, {TASK: zeros + 4, NOVELTY: zeros - 2})
-  np.testing.assert_allclose(found.advantage, expected.advantage, rtol=1e-5, atol=1e-6)
-  np.testing.assert_allclose(found.weight, expected.weight)
+  for shift in (4, np.array([[4], [0], [-7]])):
+    found = targets_of(dreamer, rewards, {TASK: zeros + shift, NOVELTY: zeros - shift / 2})
+    np.testing.assert_allclose(found.advantage, expected.advantage, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found.weight, expected.weight)
   assert np.abs(expected.advantage).max() > 0.1
-  assert np.sum(expected.weight * expected.advantage) == pytest.approx(0, abs=1e-6)
-  np.testing.assert_allclose(found.returns[TASK], expected.returns[TASK] + 0.5 * 4)
+  for part in np.split(expected.weight * expected.advantage, 2, axis=1):  # of each actor
+    np.testing.assert_allclose(part.sum(axis=1), 0, atol=1e-6)
+  np.testing.assert_allclose(found.returns[TASK], expected.returns[TASK] + 0.5 * shift[1:])
+
+
+def test_cost_of_every_step_gives_no_advantage():
+  """G - V of an untrained critic is larger the more steps are left to the horizon."""
+  zeros = np.zeros((4, 3))
+  values = {TASK: zeros, NOVELTY: zeros}
+  targets = targets_of(make_dreamer(), {TASK: zeros - 1, NOVELTY: zeros}, values)
+  assert (targets.returns[TASK][0] < -2.5).all()
+  np.testing.assert_allclose(targets.advantage, 0, atol=1e-6)
 
 
 def test_advantages_are_scaled_and_weighted():
@@ -211,28 +228,33 @@ def test_advantages_are_scaled_and_weighted():
   zeros = np.zeros((2, 2))
   rewards = {TASK: [[0, 0], [-0.02, 0.02]], NOVELTY: [[0, 0], [-1.0, 1.0]]}
   targets = targets_of(dreamer, rewards, {TASK: zeros, NOVELTY: zeros})
-  weight = 0.5 * (1 - 3.29 * 0.02 / 0.3)
-  expected = np.array([-1, 1]) * (0.02 / 0.3 + weight * 1 / (0.9 * 2))
-  np.testing.assert_allclose(targets.advantage[0], expected, rtol=1e-4)
+  of_task, of_novelty = np.split(targets.advantage[0], 2)
+  half = targets_of(dreamer, rewards, {TASK: zeros, NOVELTY: zeros}, evidence=0.5)
+  np.testing.assert_allclose(half.advantage[0], [*of_task / 2, *of_novelty], rtol=1e-5)
+  np.testing.assert_allclose(of_task, np.array([-1, 1]) * 0.02 / 0.3, rtol=1e-4)
+  np.testing.assert_allclose(of_novelty, 0.5 * np.array([-1, 1]) / (0.9 * 2), rtol=1e-4)
+  np.testing.assert_allclose(targets.weight[0], 1 / 2)  # 1 for each actor
 
 
-def test_largest_range_of_novelty_never_falls(dreamer, one_device):
-  one_device.begin()
-  largest = [0.0]
-  for seed in range(6):
-    one_device.step(make_batch(dreamer, seed))
-    largest.append(float(one_device.arrays().scales.largest_novelty_range))
-  assert largest[1] > 0 and largest == sorted(largest)
-
-
-def test_novelty_beyond_its_mean_is_the_reward_of_its_critic():
+def test_novelty_beyond_its_mean_over_dreams_is_the_reward_of_its_critic():
   """An agent that is paid for every step would not finish an episode."""
   zeros = np.zeros((2, 2))
   rewards = {TASK: zeros, NOVELTY: [[0, 0], [1.0, 3.0]]}
   values = {TASK: zeros, NOVELTY: zeros}
-  targets = targets_of(make_dreamer(), rewards, values, novelty_mean=2.0)
-  np.testing.assert_allclose(targets.returns[NOVELTY][0], [-1, 1])
+  targets = targets_of(make_dreamer(), rewards, values)
+  np.testing.assert_allclose(targets.returns[NOVELTY][0, 2:], [-1, 1])
   np.testing.assert_allclose(targets.returns[TASK], 0)
+
+
+def test_novelty_of_the_tasks_dreams_does_not_count():
+  zeros = np.zeros((2, 2))
+  rewards, values = {TASK: zeros, NOVELTY: [[0, 0], [1.0, 3.0]]}, {TASK: zeros, NOVELTY: zeros}
+  new, known = (
+    targets_of(make_dreamer(), rewards, values, known=known)
+    for known in (None, [[0, 0], [0.0, 0.25]])
+  )
+  np.testing.assert_allclose(new.advantage, known.advantage)
+  assert np.abs(new.advantage[0, 2:]).min() > 0.05
 
 
 def test_imagined_survival_is_paid_and_scaled_and_death_costs():
@@ -243,7 +265,7 @@ def test_imagined_survival_is_paid_and_scaled_and_death_costs():
   vitals[1, :3, 0] = [1.0, 0.5, 0.25]
   discount = jnp.ones((2, 4)).at[1, 3].set(0.0)
   dreamer = make_dreamer(lambda_=0.0, survival_scale=0.5, novelty_scale=0.0)
-  targets = targets_of(dreamer, zeros, zeros, vitals=jnp.asarray(vitals), discount=discount)
+  targets = targets_of(dreamer, zeros, zeros, vitals=vitals, discount=discount)
   lack = lambda *h: sum((1 - x) ** 4 for x in h) ** (1 / 3)
   now = lack(0.5, 0.5)
   expected = now - np.array([lack(1, 0.5), now, lack(0.25, 0.5), lack(0, 0)])
@@ -259,11 +281,31 @@ def test_constant_survival_keeps_its_sign_in_returns():
   zeros = {name: np.zeros((3, 2)) for name in (TASK, NOVELTY, intrinsic.SURVIVAL)}
   vitals = np.broadcast_to(np.array([0.9, 0.7, 0.5])[:, None, None], (3, 2, 2))
   dreamer = make_dreamer(survival_scale=1.0, lambda_=0.0)
-  targets = targets_of(dreamer, zeros, zeros, novelty_mean=3.0, vitals=jnp.float32(vitals))
+  targets = targets_of(dreamer, zeros, zeros, vitals=vitals)
   lack = np.cbrt(2 * np.array([0.1, 0.3, 0.5]) ** 4)
-  expected = np.broadcast_to((lack[:-1] - lack[1:])[:, None], (2, 2))
+  expected = np.broadcast_to((lack[:-1] - lack[1:])[:, None], (2, 4))
   np.testing.assert_allclose(targets.returns[intrinsic.SURVIVAL], expected, rtol=1e-4)
   assert expected.max() < -0.1
+
+
+def test_explorer_leaves_environments_once_real_returns_differ(dreamer, one_device):
+  """And only then the advantages of the task count."""
+  batch = make_batch(dreamer)
+  alike = batch._replace(
+    reward=np.where(batch.step_type == dm_env.StepType.FIRST, 0, -1).astype(np.float32),
+    discount=np.ones_like(batch.discount),
+  )
+  one_device.begin()
+  metrics = [one_device.step(alike) for _ in range(2)]
+  assert [row['intrinsic/exploring'] for row in metrics] == [1.0, 1.0]
+  assert [row['intrinsic/evidence'] for row in metrics] == [0.0, 0.0]
+  one_reward = alike._replace(reward=alike.reward.copy())
+  one_reward.reward[-1, -1] = 0.0
+  metrics = one_device.step(one_reward)
+  assert metrics['intrinsic/exploring'] < 0.999
+  assert metrics['intrinsic/evidence'] == pytest.approx(0.01)
+  share = metrics['intrinsic/exploring']
+  assert one_device.step(alike)['intrinsic/exploring'] == pytest.approx(share)
 
 
 def test_values_of_replayed_steps_train_the_model_after_warm_up_alone(one_device):
@@ -293,7 +335,7 @@ def test_each_update_has_its_own_key(dreamer, one_device):
 
 
 def test_warm_up_trains_the_world_model_alone(dreamer, one_device):
-  """The policy's optimizer, averages and ranges do not change either."""
+  """The policy's optimizer, averages and ranges do not change either; real returns are compared."""
 
   def parts():
     state = one_device.arrays()
@@ -303,7 +345,7 @@ def test_warm_up_trains_the_world_model_alone(dreamer, one_device):
       | {
         'optimizer': state.policy_opt_state,
         'slow critic': state.slow_critic,
-        'scales': state.scales,
+        'scales': state.scales._replace(evidence=0),
       }
     )
 
@@ -314,7 +356,10 @@ def test_warm_up_trains_the_world_model_alone(dreamer, one_device):
     one_device.step(make_batch(dreamer, seed))
     same = jax.tree.map(np.array_equal, before, parts())
     found.append({name for name, equal in same.items() if not all(jax.tree.leaves(equal))})
-  assert found == [{'world_model'}] * WARM_UP + [set(before)]
+  known = {intrinsic.EXPLORING}  # as the evidence
+  assert [changed - known for changed in found] == [{'world_model'}] * WARM_UP + [
+    set(before) - known
+  ]
 
 
 @pytest.mark.parametrize(
@@ -385,4 +430,5 @@ def test_without_novelty_the_critic_has_one_head(changes):
   dreamer = make_dreamer(**changes)
   state = initial(dreamer)
   assert list(state.scales.ranges) == [TASK]
-  assert state.slow_critic['rest']['Dense_0']['bias'].shape == (dreamer.config.num_bins,)
+  assert intrinsic.EXPLORING not in state.params
+  assert state.slow_critic['critic']['rest']['Dense_0']['bias'].shape == (dreamer.config.num_bins,)

@@ -74,7 +74,8 @@ def test_run_does_not_depend_on_the_lengths_of_calls(program):
   for name, value in sums.items():
     np.testing.assert_allclose(value, total[name], rtol=1e-4, atol=1e-5, err_msg=name)
   assert program.environment_step(together) == 5 * STEPS_PER_UNROLL
-  assert sums['episodes'][0] == 4 * 6  # of three steps and one that resets, in 25 steps
+  # Each takes three steps and one that resets, in 25. All are of the explorer, so they are reported, too.
+  assert sums['episodes'][0] == sums['explorer_episodes'][0] == 4 * 6
 
 
 def test_updates_follow_the_replay_ratio_exactly(program):
@@ -150,7 +151,10 @@ def test_eight_devices_collect_store_and_report_as_one(shared, tmp_path):
   one, eight = (folder.state().replay for folder in folders)
   assert (one.credit, one.buffer.inserted) == (eight.credit, eight.buffer.inserted) == (0, 48)
   np.testing.assert_array_equal(one.buffer.storage.version, eight.buffer.storage.version)
-  drop = ('time', 'steps_per_second', 'replayed_steps_per_second', 'reward', 'episode_return')
+  drop = (
+    'time', 'steps_per_second', 'replayed_steps_per_second', 'reward', 'episodes', 'episode_return',
+    'explorer_return',
+  )  # fmt: skip
   counts = [
     [{k: v for k, v in row.items() if k not in drop} for row in folder.rows()] for folder in folders
   ]

@@ -53,7 +53,7 @@ class Run:
       update.update, devices.DEVICES, devices=jax.devices()[:1], donate_argnums=0
     )
     self._unroll = rollout.make_unroll(
-      world, self.dreamer.agent, num_envs=NUM_WORLDS, sequence_length=NUM_ROWS
+      world, self.dreamer.agent, num_envs=NUM_WORLDS, sequence_length=NUM_ROWS, explore=True
     )
     self._worlds = self._unroll.init(worlds_key)
     self._publish()
@@ -105,7 +105,7 @@ def walk_by_chance(dreamer, world, seed):
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize('seed', [0, 1, 2])
 @pytest.mark.parametrize('pixels', ['binary', 'normal'])
-def test_novelty_is_low_at_noise_and_high_in_unvisited_cells(pixels, seed):
+def test_novelty_is_lower_at_noise_than_in_unvisited_cells(pixels, seed):
   """Novelty of transitions between true observations, by region."""
   config = dataclasses.replace(AGENT, warm_up_updates=10**9)  # a random policy
   run = Run(dataclasses.replace(SHUT, pixels=pixels), config, seed)
@@ -131,12 +131,12 @@ def test_novelty_is_low_at_noise_and_high_in_unvisited_cells(pixels, seed):
     'unvisited': within & (before >= shut) & (after >= shut),
   }
   mean = {name: novelty[rows].mean() for name, rows in regions.items()}
-  ratios = mean['noise'] / mean['known'], mean['unvisited'] / mean['known']
+  ratios = mean['unvisited'] / mean['noise'], mean['unvisited'] / mean['known']
   print(
     f'\n{pixels}, seed {seed}:', *(f'{name} {value:.4f}' for name, value in mean.items()), end=' '
   )
-  print('noise / known {:.2f}, unvisited / known {:.1f}'.format(*ratios), flush=True)
-  assert 0.5 <= ratios[0] <= 2
+  print('unvisited / noise {:.2f}, unvisited / known {:.1f}'.format(*ratios), flush=True)
+  assert ratios[0] >= 2
   assert ratios[1] >= 5
 
 

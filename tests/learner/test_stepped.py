@@ -27,6 +27,7 @@ class Episodes(NamedTuple):
   ended: np.ndarray
   episode_return: np.ndarray
   episode_length: np.ndarray
+  explores: np.ndarray
 
 
 class Train(NamedTuple):
@@ -74,7 +75,11 @@ class Environments:
     sequence = Sequence(number.astype(np.float32), np.full(NUM_ENVS, version, np.int32))
     ended = np.zeros((NUM_STEPS, NUM_ENVS), bool)
     ended[1, :2] = True
-    return state, sequence, Episodes(ended, np.full(ended.shape, 7.0), np.full(ended.shape, 4))
+    return (
+      state,
+      sequence,
+      Episodes(ended, np.full(ended.shape, 7.0), np.full(ended.shape, 4), np.zeros(NUM_ENVS, bool)),
+    )
 
   def shapes(self, params):
     del params

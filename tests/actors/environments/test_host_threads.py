@@ -120,9 +120,11 @@ def test_heartbeat_follows_each_host_step_and_can_end_the_unroll():
   unroll = make_unroll(make(), lambda: bool(beats.append(1)) or len(beats) == 10_000)
   unroll_once(unroll)
   assert len(beats) == NUM_ENVS * LENGTH  # LENGTH - 1 steps, and the reset
+  unroll.close()
   unroll = make_unroll(make(), lambda: len(Program.calls[len(Program.calls) - 1]) > 2)
   with pytest.raises(rollout.StoppedError):
     unroll_once(unroll)
+  unroll.close()
 
 
 @pytest.mark.parametrize('error', [OSError('lost'), SystemExit(0)])

@@ -53,13 +53,6 @@ def test_frozen_continue_head(healthy):
   assert {'P(continue) at ends', 'P(continue) elsewhere'} <= set(found(checks))
 
 
-def test_novelty_of_full_weight(train):
-  folder = train('catch', 8_000, 'agent.novelty_scale=2.0')
-  assert 'advantage of novelty over task' in found(
-    diagnosis.of_run(folder, num_steps=8_192, seed=0)
-  )
-
-
 def test_memory_task_without_memory(train):
   changes = ('agent.memory_steps=2', 'environment.rows=12', 'environment.columns=3')
   folder = train('broken_catch:Forgetful', 5_000, *changes)

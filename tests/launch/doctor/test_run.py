@@ -19,9 +19,6 @@ EXPLAINED = environment_checks.Explained(
   np.array([0.9]), np.array([0.5]), np.array([0.5]), 0.9, 0.9, 0.2
 )
 HEALTHY = {
-  'actor_critic/task_advantage': 0.2,
-  'actor_critic/novelty_advantage': 0.02,
-  'actor_critic/novelty_weight': 0.1,
   'world_model/reward_correlation': 0.98,
   'world_model/kl': 0.5,
   'world_model/loss': -30.0,
@@ -41,8 +38,8 @@ def predictions(**changed):
 
 
 def reports(**changed):
-  """Those of a run that has found rewards, of which the newest are changed."""
-  return [HEALTHY | {'actor_critic/novelty_weight': 0.2}] * 6 + [HEALTHY | changed] * 2
+  """Those of a run, of which the newest are changed."""
+  return [HEALTHY] * 6 + [HEALTHY | changed] * 2
 
 
 def found(checks):
@@ -52,9 +49,6 @@ def found(checks):
 def test_healthy_predictions_and_reports_have_no_finding():
   assert found(agent_checks.of_predictions(predictions(), EXPLAINED)) == {}
   assert found(agent_checks.of_rows(reports())) == {}
-  # Novelty leads until rewards are found.
-  explores = HEALTHY | {'actor_critic/novelty_weight': 0.2, 'actor_critic/novelty_advantage': 0.5}
-  assert found(agent_checks.of_rows([explores] * 8)) == {}
 
 
 @pytest.mark.parametrize(
@@ -87,7 +81,6 @@ def test_cause_of_unpredicted_rewards_is_found_by_the_probes(now, early, cause):
 @pytest.mark.parametrize(
   ('changed', 'name'),
   [
-    ({'actor_critic/novelty_advantage': 0.5}, 'advantage of novelty over task'),
     ({'world_model/loss': None}, 'losses that are finite'),
     ({'world_model/kl': 50.0}, 'KL of posterior and prior, nats'),
     ({'starved_fraction': 0.9}, 'starved fraction'),

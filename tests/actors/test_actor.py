@@ -1,0 +1,32 @@
+"""Metrics of an actor: episodes of the task's policy, and of an explorer."""
+
+import numpy as np
+import pytest
+
+from hephaestus.actors import actor, rollout
+
+CONFIG = actor.ActorConfig(num_envs=3, sequence_length=2)
+
+
+def report(explores):
+  """Metrics of one step of three environments, whose episodes end with the returns 1, 2 and 6."""
+  window = actor._Window()
+  ended, returns = np.ones((1, 3), bool), np.array([[1.0, 2.0, 6.0]])
+  window.add(rollout.Episodes(ended, returns, 5 * ended, np.array(explores)), CONFIG)
+  return window.report(3, 0)
+
+
+@pytest.mark.parametrize(
+  ('explores', 'episodes', 'of_task', 'of_explorer'),
+  [
+    ([False, False, False], 3, 3.0, None),
+    ([True, False, False], 2, 4.0, 1.0),
+    ([True, True, True], 3, 3.0, 3.0),  # there is no other episode to report
+  ],
+)
+def test_episode_return_is_the_tasks_unless_all_environments_explore(
+  explores, episodes, of_task, of_explorer
+):
+  row = report(explores)
+  assert row['episodes'] == episodes and row['episode_return'] == of_task
+  assert row.get('explorer_return') == of_explorer
