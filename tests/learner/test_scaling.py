@@ -33,7 +33,7 @@ def test_devices_exchange_their_gradients_and_metrics(work):
   starts = work.learner.batch_size * min(
     work.agent.starts_per_sequence or work.sequence_length, work.sequence_length
   )
-  # Of each start the return of its actor, whose percentiles are those of all.
+  # Devices gather one return of each start, whose percentiles scale the advantages on all of them.
   assert program.gathered == 4 * starts
 
 
