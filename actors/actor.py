@@ -229,12 +229,11 @@ class _Window:
   def add(self, episodes: rollout.Episodes, config: ActorConfig) -> None:
     """Counts the steps and the finished episodes of one unroll.
 
-    Episodes are those in which the policy of the task acted, or the explorer while it acts in all
-    environments: they are then all that there is to report.
+    Means are over episodes that `Episodes.reported` names, and over all episodes of the explorer.
     """
     self._steps += config.num_envs * (config.sequence_length - 1)
     ended, explores = np.asarray(episodes.ended), np.asarray(episodes.explores)
-    counts = ended & (~explores | explores.all())
+    counts = np.asarray(episodes.reported)
     self._returns.append(np.asarray(episodes.episode_return)[counts])
     self._lengths.append(np.asarray(episodes.episode_length)[counts])
     self._explored.append(np.asarray(episodes.episode_return)[ended & explores])

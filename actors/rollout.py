@@ -55,6 +55,15 @@ class Episodes(NamedTuple):
   episode_length: jax.Array
   explores: jax.Array
 
+  @property
+  def reported(self) -> jax.Array:
+    """[T - 1, N] bool, ended episodes of the task's policy.
+
+    Where the explorer acts in all environments, as in a single one, its episodes are all that there is to
+    report.
+    """
+    return self.ended & (~self.explores | self.explores.all())
+
 
 class Unroll(NamedTuple):
   """Functions that reset and unroll N environments.

@@ -112,7 +112,7 @@ class HostEnvironment(Environment):
 
     Args:
       make_env: function that makes a new instance at every call.
-      max_steps: time limit of at least 1, which truncates; None for that of the library.
+      max_steps: time limit of at least 1, which truncates; None for the library's own.
 
     Raises:
       ValueError: a spec is not supported; a step type, shape, dtype or value contradicts the specs or

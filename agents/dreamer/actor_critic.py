@@ -32,7 +32,7 @@ from hephaestus.agents.dreamer import workspace as workspace_lib
 
 Tree = Any
 TASK, NOVELTY = 'task', intrinsic.NOVELTY
-"""Names of heads of the critic: of the environment's reward and of novelty; see `ActorCritic.heads`."""
+"""Names of heads of the critics: of the environment's reward and of novelty; see `ActorCritic.heads`."""
 
 ACTOR, EXPLORER = 'actor', 'explorer'
 """Names of the networks of both policies: of the task with other intrinsic rewards, and of novelty."""
@@ -160,7 +160,7 @@ def update_scales(
 
 @dataclasses.dataclass(frozen=True)
 class ActorCritic:
-  """Policies and value of one environment; it holds no arrays, and its methods are pure.
+  """Policies and values of one environment; it holds no arrays, and its methods are pure.
 
   Attributes:
     config: sizes and constants.
@@ -219,7 +219,7 @@ class ActorCritic:
 
   @property
   def heads(self) -> tuple[str, ...]:
-    """Names of the critic's heads: the task, and each intrinsic reward that is on."""
+    """Names of the critics' heads: the task, and each intrinsic reward that is on."""
     return (TASK, *intrinsic.heads(self.config))
 
   @property
@@ -263,7 +263,7 @@ class ActorCritic:
     }
 
   def init(self, key: chex.PRNGKey) -> Tree:
-    """Initial parameters, float32, by network: those of the context module, the actors and 'critic'."""
+    """Initial parameters, float32, by network: of the context module, actors and critics."""
     context = self.context
     modules = context.modules()
     own = self._modules()
@@ -283,7 +283,7 @@ class ActorCritic:
   ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
     """Both inputs of network `name`: the model's memory with the context, and inputs of the numbers.
 
-    With a workspace, an actor's are nothing and the context; the critic's are without context.
+    With a workspace, an actor's are nothing and the context; a critic's are without context.
     """
     if self.workspace and name in (ACTOR, EXPLORER):
       return (), (context,)
@@ -320,7 +320,7 @@ class ActorCritic:
   ):
     """As `policy`, of [..., B, F] dreams, each by its own actor: see `dreams`.
 
-    Each network is computed for its own dreams alone.
+    Each network is computed only for its own dreams.
     """
     if not self.explores:
       return self.policy(params, features, context, mask)

@@ -207,8 +207,8 @@ def return_difference(
 
     |r - E[r] + gamma (d - E[d]) v|,    v = E[r] / (1 - gamma E[d])
 
-  This is the temporal-difference error of the best constant critic. Unlike that of the agent's critic
-  it is 0, also before training, where every step is rewarded alike and none terminates.
+  This is the temporal-difference error of the best constant critic. It is 0 where every step is rewarded
+  alike and none terminates, also before training, when the agent's critic errs.
 
   Args:
     reward: [...] float32, r, rewards that arrived at real steps.

@@ -58,10 +58,9 @@ class Environments(NamedTuple):
 def counted(episodes: Any) -> dict[str, jax.Array]:
   """Sums over the episodes that ended in an unroll, [] float32 by name; `episodes` are its Episodes.
 
-  Episodes of the explorer count by themselves. Where it acts in all environments, they are also all that
-  there is to report.
+  Episodes of the explorer count by themselves, too.
   """
-  own = episodes.ended & (~episodes.explores | episodes.explores.all())
+  own = episodes.reported
   explored = episodes.ended & episodes.explores
   total = lambda ended, x: jnp.sum(jnp.where(ended, x, 0.0), dtype=jnp.float32)
   return {

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hephaestus.actors import rollout
 from hephaestus.learner import config as learner_config
 from hephaestus.learner import loop, ppo_update
 from hephaestus.learner.sources import stepped
@@ -21,13 +22,6 @@ class Sequence(NamedTuple):
 
   number: np.ndarray
   version: np.ndarray
-
-
-class Episodes(NamedTuple):
-  ended: np.ndarray
-  episode_return: np.ndarray
-  episode_length: np.ndarray
-  explores: np.ndarray
 
 
 class Train(NamedTuple):
@@ -78,7 +72,9 @@ class Environments:
     return (
       state,
       sequence,
-      Episodes(ended, np.full(ended.shape, 7.0), np.full(ended.shape, 4), np.zeros(NUM_ENVS, bool)),
+      rollout.Episodes(
+        ended, np.full(ended.shape, 7.0), np.full(ended.shape, 4), np.zeros(NUM_ENVS, bool)
+      ),
     )
 
   def shapes(self, params):
