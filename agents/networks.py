@@ -69,6 +69,36 @@ class Dense(nn.Module):
     )
 
 
+class Conv(nn.Module):
+  """`flax.linen.Conv` of 4 x 4 pixels and stride 2 without bias, but computed by `kernels.halve`."""
+
+  features: int
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, images: jax.Array) -> jax.Array:
+    kernel = _image_kernel(self, images)
+    return kernels.halve(images.astype(self.dtype), kernel.astype(self.dtype))
+
+
+class ConvTranspose(nn.Module):
+  """`flax.linen.ConvTranspose` like `Conv`, but computed by `kernels.double`."""
+
+  features: int
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, images: jax.Array) -> jax.Array:
+    kernel = _image_kernel(self, images)
+    return kernels.double(images.astype(self.dtype), kernel.astype(self.dtype))
+
+
+def _image_kernel(module: Conv | ConvTranspose, images: jax.Array) -> jax.Array:
+  shape = (4, 4, images.shape[-1], module.features)
+  kernel: jax.Array = module.param('kernel', nn.initializers.lecun_normal(), shape)
+  return kernel
+
+
 class MLP(nn.Module):
   """Dense layers, each followed by a layer norm and an activation, and a linear output.
 
@@ -230,7 +260,7 @@ class Encoder(nn.Module):
       x = image.reshape(-1, height, width, depth).astype(dtype)
       for stage in reversed(range(len(_halvings(height, width)) - 1)):
         channels = max(1, self.channels >> stage)
-        convolution = nn.Conv(channels, (4, 4), strides=(2, 2), use_bias=False, dtype=dtype)
+        convolution = Conv(channels, dtype=dtype)
         x = kernels.silu(LayerNorm(dtype=dtype)(convolution(x)))
       x = Dense(self.mlp.hidden_size, use_bias=False, dtype=dtype)(x.reshape(*axes, -1))
       features.append(kernels.silu(LayerNorm(dtype=dtype)(x)))
@@ -264,9 +294,7 @@ class Decoder(nn.Module):
       for stage, (height, width) in enumerate(reversed(sizes), 1):
         image = kernels.silu(LayerNorm(dtype=dtype)(image))
         channels = max(1, self.channels >> stage) if stage < len(sizes) else depth
-        convolution = nn.ConvTranspose(
-          channels, (4, 4), strides=(2, 2), use_bias=False, dtype=dtype
-        )
+        convolution = ConvTranspose(channels, dtype=dtype)
         image = convolution(image)[:, :height, :width]
       image = image.reshape(*x.shape[:-1], -1)
       bias = self.param(f'bias_{len(decoded)}', nn.initializers.zeros, image.shape[-1:])

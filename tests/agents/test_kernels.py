@@ -26,6 +26,11 @@ ARGUMENTS = {
     ((random(3, 2), random(3, 4)), random(6, 100)),
     ((random(50, 80),), random(80, 32), random(32)),
   ],
+  kernels.halve: [
+    (random(2, 8, 6, 3), random(4, 4, 3, 5)),
+    (random(2, 7, 9, 2), random(4, 4, 2, 3)),  # odd sizes
+  ],
+  kernels.double: [(random(2, 4, 5, 3), random(4, 4, 3, 2))],
 }
 
 
