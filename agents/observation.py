@@ -5,6 +5,7 @@
 | the same as flat numbers  | MLP, symlog of x / 255     | Bernoulli                             |
 | image bounded to [0, 1]   | CNN, unscaled              | Bernoulli                             |
 | other image               | CNN, symlog                | Gaussian of variance 1/2, of symlog   |
+| integers of few values    | MLP, and one-hot           | categorical, Bernoulli if 0 or 1      |
 | numbers bounded to [0, 1] | MLP, and by level          | Bernoulli, or categorical over levels |
 | other numbers             | MLP, symlog                | Cauchy, of symlog                     |
 | board (PPO)               | dense layer per cell, MLP  |                                       |
@@ -46,6 +47,10 @@ is solved at 2.2 updates/s: docs/log/2026-11-images.md."""
 DISCRETE_LEVELS = 9
 """Number of levels over which numbers in [0, 1] are two-hot encoded: the multiples of 1/8."""
 
+MAX_VALUES, MAX_CATEGORIES = 64, 4096
+"""Most values of an integer, unless its spec is a discrete choice, and most one-hot numbers of a leaf, that are
+encoded one-hot. Other integers are real numbers. 4,096 are the outputs that predict MAX_CELLS bytes."""
+
 MAX_DISCRETE_PREDICTED = 113
 """Most numbers in [0, 1] that are predicted by level, about 1,024 outputs; more are predicted as binary.
 As binary, positions in a grid world were wrong in 17 to 24 % of imagined steps, by level in 8 to 17."""
@@ -78,6 +83,8 @@ def action_mask(observation: Any) -> jax.Array | None:
 def is_image(spec: specs.Array) -> bool:
   """Whether a leaf is an image for a CNN, not flat numbers: see SMALLEST_IMAGE and MAX_CELLS."""
   if len(spec.shape) != 3 or min(spec.shape[:2]) < SMALLEST_IMAGE or not spec.shape[2]:
+    return False
+  if num_values(spec):
     return False
   return math.prod(spec.shape) > MAX_CELLS or not (is_bounded(spec, 0, 1) or is_picture(spec))
 
@@ -278,6 +285,24 @@ def flatten(observation: Any, spec: Any) -> jax.Array:
   return networks.symlog(join(observation, spec))
 
 
+def num_values(spec: specs.Array) -> int:
+  """L, how many values each integer of a leaf can have, if it is a category; 0 if it is none.
+
+  Categories are encoded one-hot: a leaf of integers with bounds, of at most MAX_VALUES values or by its
+  spec a discrete choice, and of at most MAX_CATEGORIES one-hot numbers.
+  """
+  if (
+    spec.dtype.kind not in 'iu'
+    or not isinstance(spec, specs.BoundedArray)
+    or not math.prod(spec.shape)
+  ):
+    return 0
+  count = int(np.max(np.asarray(spec.maximum, float) - spec.minimum)) + 1
+  is_choice = isinstance(spec, specs.DiscreteArray)
+  fits = math.prod(spec.shape) * count <= MAX_CATEGORIES
+  return count if count >= 2 and (is_choice or count <= MAX_VALUES) and fits else 0
+
+
 def unit_range(spec: Any) -> np.ndarray:
   """[F] bool, which numbers of a flat observation have the bounds [0, 1] by their spec."""
   return which(spec, lambda leaf: is_bounded(leaf, 0, 1))
@@ -285,9 +310,14 @@ def unit_range(spec: Any) -> np.ndarray:
 
 def which(spec: Any, holds: Callable[[specs.Array], bool]) -> np.ndarray:
   """[F] bool, which numbers of a flat observation belong to a leaf whose spec satisfies `holds`."""
+  return of_numbers(spec, holds).astype(bool)
+
+
+def of_numbers(spec: Any, value: Callable[[specs.Array], Any]) -> np.ndarray:
+  """[F], for each number of a flat observation what `value` is for its leaf: a scalar or [*shape]."""
   leaves = jax.tree.leaves(without_mask(spec))
-  flags = [np.full(math.prod(leaf.shape), holds(leaf)) for leaf in leaves]
-  return np.concatenate(flags or [np.zeros(0, bool)])
+  parts = [np.broadcast_to(value(leaf), leaf.shape).reshape(-1) for leaf in leaves]
+  return np.concatenate(parts or [np.zeros(0)])
 
 
 def by_level(number: jax.Array, num_levels: int) -> jax.Array:
@@ -300,24 +330,33 @@ def by_level(number: jax.Array, num_levels: int) -> jax.Array:
 def with_levels(
   flat: jax.Array, spec: Any, num_levels: int, *, is_symlog: bool = True
 ) -> jax.Array:
-  """Appends to a flat observation its numbers in [0, 1], encoded by level.
+  """Appends to a flat observation its numbers in [0, 1], encoded by level, and its categories, one-hot.
 
-  Levels help a network to distinguish few discrete values, such as coordinates of a small grid.
+  Levels help a network to distinguish few discrete values, such as coordinates of a small grid. For
+  categories see `num_values`.
 
   Args:
     flat: [..., F] float32, from `flatten`, or from `join` if not `is_symlog`.
     spec: tree of specs of the observation.
-    num_levels: L, at least 2; or 0 to append nothing.
+    num_levels: L, at least 2; or 0 to append no levels.
     is_symlog: whether `flat` is in symlog.
 
   Returns:
-    [..., F + L S] float32, S being how many numbers have the bounds [0, 1].
+    [..., F + L S + V] float32, S being how many other numbers have the bounds [0, 1], and V the sum over
+    categories of their numbers of values.
   """
-  if not num_levels:
+  values = of_numbers(spec, num_values).astype(int)
+  unit = unit_range(spec) & (values == 0) if num_levels else np.zeros(len(values), bool)
+  if not values.any() and not unit.any():
     return flat
-  numbers = flat[..., unit_range(spec)]
-  shares = by_level(networks.symexp(numbers) if is_symlog else numbers, num_levels)
-  return jnp.concatenate([flat, shares.reshape(*flat.shape[:-1], -1)], axis=-1)
+  numbers = networks.symexp(flat) if is_symlog else flat
+  low = of_numbers(spec, lambda leaf: getattr(leaf, 'minimum', 0))
+  parts = [flat, by_level(numbers[..., unit], num_levels or 2).reshape(*flat.shape[:-1], -1)]
+  for count in np.unique(values[values > 0]):
+    at = values == count
+    scaled = (numbers[..., at] - low[at].astype(np.float32)) / (count - 1)
+    parts.append(by_level(scaled, int(count)).reshape(*flat.shape[:-1], -1))
+  return jnp.concatenate(parts, axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -393,7 +432,7 @@ class Codec:
     """The inputs of an encoder network, all float32, from an observation [..., *shape].
 
     Returns:
-      [..., F + L S] numbers, S of them being in [0, 1]; then images, [..., H, W, C] each, or else
+      [..., F + L S + V] numbers, see `with_levels`; then images, [..., H, W, C] each, or else
       boards, [..., cells, features] each.
     """
     return self.inputs(self.compact(observation))

@@ -22,7 +22,7 @@ from hephaestus.learner import allocator
 Tree = Any
 STATE, REST, DIGEST = 'state', 'rest', 'digest'
 _BYTES, _INDEX, _VERSION = 'bytes', 'arrays', 'version'
-VERSION = 3  # of what a checkpoint holds: since 3, the dreamer has an explorer
+VERSION = 4  # of what a checkpoint holds: since 4, integers of few values are categories
 WHOLE = 3  # newest checkpoints that a run can resume from; older ones lose what only that needs
 _ONLY_TO_RESUME = ('.worlds', '.replay')  # fields of a fused run's state: environments and replay
 BEST = 'best'

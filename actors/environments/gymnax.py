@@ -36,7 +36,7 @@ def options(name: str) -> dict[str, Any]:
 def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.TimeLimit:
   """Makes an environment of gymnax, whose time limit truncates.
 
-  Discrete observations become one-hot vectors. The planes of MinAtar become booleans.
+  The planes of MinAtar become booleans.
 
   Args:
     name: one of `names()`.
@@ -58,7 +58,7 @@ def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.Ti
 
   def observe(observation):
     if isinstance(space, spaces.Discrete):
-      return jax.nn.one_hot(observation, space.n)
+      return jnp.asarray(observation, jnp.int32)
     # Rounding may leave [0, 1].
     return jnp.clip(observation, 0.0, 1.0) if is_unit else observation
 
@@ -103,7 +103,7 @@ def _is_unit(space: Any) -> bool:
 
 def _observation_spec(name: str, space: Any, like: jax.ShapeDtypeStruct) -> specs.Array:
   if isinstance(space, spaces.Discrete):
-    return specs.BoundedArray((space.n,), np.float32, 0.0, 1.0, 'one_hot')
+    return specs.DiscreteArray(space.n, np.int32)
   if not isinstance(space, spaces.Box):
     raise ValueError(f"environment.name='gymnax/{name}': cannot read the observations of {space}")
   if name.endswith('-MinAtar'):  # float32 in gymnax

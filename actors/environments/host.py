@@ -99,8 +99,8 @@ class HostEnvironment(Environment):
   raise ValueError.
 
   The specs describe the time steps of an `Instance`, in JAX's dtypes: 64 bits become 32, and float32 for
-  integers beyond int32; an observed `DiscreteArray` becomes a one-hot vector, and an 'action_mask' [A]
-  bool; images with channels first, stacks of frames and images without channels become [H, W, C].
+  integers beyond int32; an 'action_mask' becomes [A] bool; images with channels first, stacks of frames
+  and images without channels become [H, W, C].
 
   Attributes:
     make_env: function that makes a new instance of the library's environment.
@@ -398,8 +398,7 @@ class Field:
     self.spec = spec
     self.num_outside = 0
     self._shape, self._dtype = given.shape, spec.dtype
-    is_choice = isinstance(given, specs.DiscreteArray)
-    self._one_hot = np.eye(given.num_values, dtype=spec.dtype) if is_choice else None
+    self._num_choices = given.num_values if isinstance(given, specs.DiscreteArray) else 0
     limits: Any = bounds_of(spec)
     self._safe: tuple[Any, ...] = ()  # dtypes whose values cannot be outside
     if spec.dtype.kind in 'iu':
@@ -410,7 +409,7 @@ class Field:
     self._limits = None if limits is None or np.isinf(limits).all() else limits
 
   def read(self, value: Any) -> np.ndarray:
-    """Converts a value that the library returned to the dtype and, if it is one-hot, shape of `spec`.
+    """Converts a value that the library returned to the dtype of `spec`.
 
     Values outside the bounds are counted, and the first is logged. Integers beyond the dtype of `spec`
     become its nearest number.
@@ -425,12 +424,10 @@ class Field:
         f'timestep.observation{self.path}: the spec says {list(self._shape)}, '
         f'it is {list(array.shape)}'
       )
-    if self._one_hot is not None:
-      if not 0 <= array < len(self._one_hot):
-        raise ValueError(
-          f'timestep.observation{self.path}: the spec has {len(self._one_hot)} values, it is {array}'
-        )
-      return self._one_hot[int(array)]
+    if self._num_choices and not 0 <= array < self._num_choices:
+      raise ValueError(
+        f'timestep.observation{self.path}: the spec has {self._num_choices} values, it is {array}'
+      )
     if self._axis is not None:
       array = _image(array, self._axis)
     if self._limits is not None and array.dtype not in self._safe:
@@ -465,7 +462,7 @@ class Field:
     """
     array = np.asarray(value)
     name = f'timestep.observation{self.path}'
-    wanted = np.dtype(np.int32) if self._one_hot is not None else self._dtype
+    wanted = self._dtype
     is_mask = self._dtype.kind == 'b' and array.dtype.kind in 'iu'  # Gymnasium's masks are int8.
     if array.shape != self._shape or not (is_mask or np.can_cast(array, wanted, 'same_kind')):
       raise ValueError(
@@ -476,10 +473,8 @@ class Field:
       is_finite = array.dtype.kind != 'f' or np.isfinite(array.astype(self._dtype)).all()
     if not is_finite:
       raise ValueError(f'{name}: {function} gives a number that is not finite')
-    if self._one_hot is not None and not 0 <= array < len(self._one_hot):
-      raise ValueError(
-        f'{name}: the spec has {len(self._one_hot)} values, {function} gives {array}'
-      )
+    if self._num_choices and not 0 <= array < self._num_choices:
+      raise ValueError(f'{name}: the spec has {self._num_choices} values, {function} gives {array}')
 
 
 def _fields(given: Any, action_spec: specs.BoundedArray) -> dict[str, Field]:
@@ -508,7 +503,7 @@ def _field(path: str, given: Any) -> Field:
       f'observation_spec{path}={given!r}: an array of numbers is needed, or a flat dict of arrays'
     )
   if isinstance(given, specs.DiscreteArray):
-    spec = specs.BoundedArray((given.num_values,), np.float32, 0.0, 1.0, given.name)
+    spec: specs.Array = specs.DiscreteArray(given.num_values, np.int32, given.name)
   else:
     spec = _converted(given)
   axis = _image_axis(spec)

@@ -125,13 +125,20 @@ def _with_key(state: Any, key: Any) -> Any:
 
 
 def _spec(env: Any, field: str, leaf: jax.ShapeDtypeStruct) -> specs.Array:
-  """The spec of a field, bounded only if it lies in [0, 1]."""
-  given = functools.reduce(getattr, field.split('.'), env.observation_spec)
-  if leaf.dtype == bool or (
-    hasattr(given, 'minimum') and np.all(given.minimum == 0) and np.all(given.maximum == 1)
-  ):
-    return specs.BoundedArray(_shape(field, leaf), leaf.dtype, 0, 1, field)
-  return specs.Array(_shape(field, leaf), leaf.dtype, field)
+  """The spec of a field; real numbers are bounded only if they lie in [0, 1]."""
+  given, shape = (
+    functools.reduce(getattr, field.split('.'), env.observation_spec),
+    _shape(field, leaf),
+  )
+  if leaf.dtype == bool:
+    return specs.BoundedArray(shape, bool, False, True, field)
+  if not hasattr(given, 'minimum'):
+    return specs.Array(shape, leaf.dtype, field)
+  low, high = (np.broadcast_to(x, leaf.shape) for x in (given.minimum, given.maximum))
+  is_unit = np.all(low == 0) and np.all(high == 1)
+  if leaf.dtype.kind not in 'iu' and not is_unit:
+    return specs.Array(shape, leaf.dtype, field)
+  return specs.BoundedArray(shape, leaf.dtype, low, high, field)
 
 
 def _shape(field: str, leaf: jax.ShapeDtypeStruct) -> tuple[int, ...]:

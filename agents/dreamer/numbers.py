@@ -1,5 +1,6 @@
 """Numbers of an observation in a world model: how they are read and predicted, and their loss."""
 
+import abc
 import dataclasses
 import functools
 import math
@@ -21,6 +22,9 @@ MIN_LIKELIHOOD = 1e-20
 MIN_ERROR = 1e-4
 """Least mean squared error of real numbers that scales their loss, in squared standard deviations."""
 
+MIN_FRACTION = 0.01
+"""Least `between` or `off_level` of a number that has other values than 0 and 1, or than its levels."""
+
 NUM_PROJECTIONS = 32
 """Random directions along which an ensemble predicts the change of the numbers."""
 
@@ -29,21 +33,6 @@ MIN_CHANGE_VARIANCE = 0.05
 
 MIN_CHANGE_SQUARE = 1e-6
 """Least mean square of changes, so that an observation that never changes has a finite loss."""
-
-
-class Predicted(NamedTuple):
-  """A predicted distribution of the numbers of an observation.
-
-  Attributes:
-    bits: [..., N] float32 each, probabilities that a binary number is 0 and that it is 1. Both,
-      since 1 - p would round to 0 where p is almost 1; apart, since XLA's CPU is slow on axes of 2.
-    levels: [..., M, L] float32, probabilities of the L levels of discrete numbers.
-    reals: [..., R] float32, means of real numbers, in symlog.
-  """
-
-  bits: tuple[jax.Array, jax.Array]
-  levels: jax.Array
-  reals: jax.Array
 
 
 class Change(NamedTuple):
@@ -79,6 +68,323 @@ class Change(NamedTuple):
     return jnp.sum(fit + calibration / 2, axis=-1)
 
 
+class Before(NamedTuple):
+  """Numbers of the previous step, of one kind, which the model may copy.
+
+  Attributes:
+    numbers: [..., N] float32.
+    follows: [..., 1] float32, 1 where there is a previous step, else 0.
+    max_copy: largest probability of a copy.
+  """
+
+  numbers: jax.Array
+  follows: jax.Array
+  max_copy: float
+
+  def copies(self, gates: jax.Array) -> jax.Array:
+    """g, the probability that each number is copied, [..., N] float32, from [..., N] outputs."""
+    return self.max_copy * jax.nn.sigmoid(gates) * self.follows
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Kind(abc.ABC):
+  """N numbers of one kind, as a world model reads and predicts them.
+
+  A prediction is what `predict` returns. Statistics are the running ones of `initial_statistics`.
+
+  Attributes:
+    indices: [N] int, positions of the numbers in a flat observation.
+  """
+
+  indices: np.ndarray
+
+  @property
+  @abc.abstractmethod
+  def num_outputs(self) -> int:
+    """Number of a decoder's outputs that `predict` reads."""
+
+  @property
+  def num_levels(self) -> int:
+    """Number of levels by which each number is also read; 0: by its value only."""
+    return 0
+
+  @abc.abstractmethod
+  def initial_statistics(self) -> dict[str, jax.Array]:
+    """Initial values of the running statistics, arrays by name."""
+
+  @abc.abstractmethod
+  def moments(self, numbers: jax.Array) -> dict[str, jax.Array]:
+    """The contribution of one batch [T, B, N] to each of the statistics other than errors."""
+
+  @abc.abstractmethod
+  def read(self, flat: jax.Array) -> jax.Array:
+    """The model's numbers, from [..., N] in the units of a flat observation."""
+
+  @abc.abstractmethod
+  def to_flat(self, numbers: jax.Array) -> jax.Array:
+    """The inverse of `read`."""
+
+  @abc.abstractmethod
+  def inputs(self, numbers: jax.Array, statistics: Any) -> list[jax.Array]:
+    """Inputs of a network, [..., N] by value, then [..., N * num_levels] if they are read by level."""
+
+  @abc.abstractmethod
+  def predict(self, outputs: jax.Array, before: Before, statistics: Any) -> Any:
+    """The predicted distribution, from [..., num_outputs] float32 outputs of a decoder."""
+
+  @abc.abstractmethod
+  def loss(self, predicted: Any, numbers: jax.Array, statistics: Any) -> jax.Array:
+    """Negative log-likelihood of [..., N] observed numbers, less that of a perfect decoder: [...]."""
+
+  @abc.abstractmethod
+  def expected(self, predicted: Any, statistics: Any) -> jax.Array:
+    """The predicted numbers without noise, [..., N] float32."""
+
+  @abc.abstractmethod
+  def sample(
+    self, predicted: Any, before: jax.Array, statistics: Any, noise: jax.Array
+  ) -> jax.Array:
+    """Sampled numbers, [..., N] float32, by uniform noise [..., 1]; see `Numbers.sample`."""
+
+  @abc.abstractmethod
+  def wrong(self, numbers: jax.Array, others: jax.Array) -> jax.Array:
+    """[...] bool, whether any of [..., N] numbers has another value than in `others`, up to rounding."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Binary(Kind):
+  """Numbers that are 0 or 1: Bernoulli. A prediction is the probabilities of 0 and of 1, [..., N] each.
+
+  Both, since 1 - p would round to 0 where p is almost 1; apart, since XLA's CPU is slow on axes of 2.
+  """
+
+  @property
+  def num_outputs(self) -> int:
+    return 2 * len(self.indices)
+
+  def initial_statistics(self) -> dict[str, jax.Array]:
+    """`between` [N]: the largest 4 x (1 - x) in a batch, 0 where a number only is 0 or 1."""
+    return {'between': jnp.ones(len(self.indices))}
+
+  def moments(self, numbers: jax.Array) -> dict[str, jax.Array]:
+    # The largest, not the mean: a rare fraction, such as a grey pixel, is none to be rounded.
+    return {'between': jnp.max(4 * numbers * (1 - numbers), axis=(0, 1))}
+
+  def read(self, flat: jax.Array) -> jax.Array:
+    return flat
+
+  def to_flat(self, numbers: jax.Array) -> jax.Array:
+    return numbers
+
+  def inputs(self, numbers: jax.Array, statistics: Any) -> list[jax.Array]:
+    del statistics
+    return [numbers]
+
+  def predict(
+    self, outputs: jax.Array, before: Before, statistics: Any
+  ) -> tuple[jax.Array, jax.Array]:
+    del statistics
+    gates, logits = jnp.split(outputs, 2, axis=-1)
+    copy, was = before.copies(gates), before.numbers
+    zero = copy * (1 - was) + (1 - copy) * jax.nn.sigmoid(-logits)
+    return zero, copy * was + (1 - copy) * jax.nn.sigmoid(logits)
+
+  def loss(
+    self, predicted: tuple[jax.Array, jax.Array], numbers: jax.Array, statistics: Any
+  ) -> jax.Array:
+    del statistics
+    zero, one = predicted
+    numbers = jnp.clip(numbers, 0.0, 1.0)
+    return _divergence(1 - numbers, zero) + _divergence(numbers, one)
+
+  def expected(self, predicted: tuple[jax.Array, jax.Array], statistics: Any) -> jax.Array:
+    """Rounded where nearly all observed numbers were 0 or 1; others, such as grey pixels, are means."""
+    _, one = predicted
+    return jnp.where(statistics['between'] < MIN_FRACTION, jnp.round(one), one)
+
+  def sample(
+    self,
+    predicted: tuple[jax.Array, jax.Array],
+    before: jax.Array,
+    statistics: Any,
+    noise: jax.Array,
+  ) -> jax.Array:
+    zero, one = predicted
+    changes = noise * (zero + one) < jnp.where(before > 0.5, zero, one)
+    drawn = jnp.where(changes, jnp.round(1 - before), jnp.round(before))
+    return jnp.where(statistics['between'] < MIN_FRACTION, drawn, one)
+
+  def wrong(self, numbers: jax.Array, others: jax.Array) -> jax.Array:
+    return jnp.any(jnp.abs(numbers - others) > 0.5, axis=-1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Levels(Kind):
+  """Numbers of L levels, scaled to [0, 1]: categorical. A prediction is probabilities [..., N, L].
+
+  Attributes:
+    low: [N] float32, the first level, in the units of a flat observation.
+    step: distance between two levels, in the same units.
+    count: L.
+    is_read: whether they are also read by level.
+    is_exact: whether they only have values at the levels, as integers do; others are two-hot.
+  """
+
+  low: np.ndarray
+  step: float
+  count: int
+  is_read: bool = True
+  is_exact: bool = True
+
+  @property
+  def num_levels(self) -> int:
+    return self.count if self.is_read else 0
+
+  @property
+  def num_outputs(self) -> int:
+    return (1 + self.count) * len(self.indices)
+
+  def _shares(self, numbers: jax.Array) -> jax.Array:
+    """Two-hot encoded numbers, [..., N, L] float32."""
+    return observation_lib.by_level(numbers, self.count)
+
+  def initial_statistics(self) -> dict[str, jax.Array]:
+    """`off_level` [N]: the largest distance from a level in a batch, in levels; none where exact."""
+    return {} if self.is_exact else {'off_level': jnp.ones(len(self.indices))}
+
+  def moments(self, numbers: jax.Array) -> dict[str, jax.Array]:
+    if self.is_exact:
+      return {}
+    levels = numbers * (self.count - 1)
+    return {'off_level': jnp.max(jnp.abs(levels - jnp.round(levels)), axis=(0, 1))}
+
+  def read(self, flat: jax.Array) -> jax.Array:
+    return (flat - jnp.asarray(self.low)) / (self.step * (self.count - 1))
+
+  def to_flat(self, numbers: jax.Array) -> jax.Array:
+    return jnp.asarray(self.low) + self.step * (self.count - 1) * numbers
+
+  def inputs(self, numbers: jax.Array, statistics: Any) -> list[jax.Array]:
+    del statistics
+    levels = self._shares(numbers).reshape(*numbers.shape[:-1], -1)
+    return [numbers, levels] if self.is_read else [numbers]
+
+  def predict(self, outputs: jax.Array, before: Before, statistics: Any) -> jax.Array:
+    del statistics
+    gates, logits = jnp.split(outputs, [len(self.indices)], axis=-1)
+    copy = before.copies(gates)[..., None]
+    levels = jax.nn.softmax(logits.reshape(*gates.shape, self.count), axis=-1)
+    return copy * self._shares(before.numbers) + (1 - copy) * levels
+
+  def loss(self, predicted: jax.Array, numbers: jax.Array, statistics: Any) -> jax.Array:
+    del statistics
+    shares = self._shares(jnp.clip(numbers, 0.0, 1.0))
+    return jnp.sum(_divergence(shares, predicted), axis=-1)
+
+  def expected(self, predicted: jax.Array, statistics: Any) -> jax.Array:
+    """The most likely level; with its neighbours where numbers lie between levels, see `around`."""
+    return self._number(jnp.argmax(predicted, axis=-1), predicted, statistics)
+
+  def sample(
+    self, predicted: jax.Array, before: jax.Array, statistics: Any, noise: jax.Array
+  ) -> jax.Array:
+    most = self.count - 1
+    old = jnp.round(before * most).astype(jnp.int32)
+    others = jnp.where(jnp.arange(self.count) == old[..., None], 0.0, predicted)
+    level = jnp.sum(noise[..., None] >= jnp.cumsum(others, axis=-1), axis=-1)
+    return self._number(jnp.where(level > most, old, level), predicted, statistics)
+
+  def _number(self, level: jax.Array, predicted: jax.Array, statistics: Any) -> jax.Array:
+    exact = level / (self.count - 1)
+    if self.is_exact:
+      return exact
+    at_levels = statistics['off_level'] < MIN_FRACTION
+    return jnp.where(at_levels, exact, around(level, predicted))
+
+  def wrong(self, numbers: jax.Array, others: jax.Array) -> jax.Array:
+    half_a_level: float = 0.5 / (self.count - 1)
+    return jnp.any(jnp.abs(numbers - others) > half_a_level, axis=-1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Real(Kind):
+  """Real numbers, in symlog: Cauchy. A prediction is means [..., N], from the changes of the numbers.
+
+  They are read standardised by running statistics, since their scales are unknown. Their loss is relative
+  to the running mean squared error, so that each of them counts whatever its scale. They have no gate: a
+  prediction is x_t-1 + sigma D, sigma being the standard deviation.
+  """
+
+  @property
+  def num_levels(self) -> int:
+    few = len(self.indices) <= observation_lib.MAX_REAL_READ
+    return observation_lib.REAL_LEVELS if few else 0
+
+  @property
+  def num_outputs(self) -> int:
+    return len(self.indices)
+
+  def initial_statistics(self) -> dict[str, jax.Array]:
+    """`mean`, `square`, `error` [N]: moments of the numbers, and their squared error, see `errors`."""
+    zeros, ones = jnp.zeros(len(self.indices)), jnp.ones(len(self.indices))
+    return {'mean': zeros, 'square': ones, 'error': ones}
+
+  def moments(self, numbers: jax.Array) -> dict[str, jax.Array]:
+    means = {'mean': numbers, 'square': jnp.square(numbers)}
+    return {name: jnp.mean(x, axis=(0, 1)) for name, x in means.items()}
+
+  def read(self, flat: jax.Array) -> jax.Array:
+    return networks.symlog(flat)
+
+  def to_flat(self, numbers: jax.Array) -> jax.Array:
+    return networks.symexp(numbers)
+
+  def inputs(self, numbers: jax.Array, statistics: Any) -> list[jax.Array]:
+    scaled = (numbers.astype(jnp.float32) - statistics['mean']) / self.scale(statistics)
+    parts = [jnp.clip(scaled, -5.0, 5.0)]
+    if self.num_levels:  # such as an end of the track, which ends an episode
+      within = jnp.clip(scaled / observation_lib.REAL_RANGE, -1.0, 1.0) / 2 + 0.5
+      levels = observation_lib.by_level(within, self.num_levels)
+      parts.append(levels.reshape(*levels.shape[:-2], -1))
+    return parts
+
+  def scale(self, statistics: Any) -> jax.Array:
+    """[N] standard deviations."""
+    variance = statistics['square'] - jnp.square(statistics['mean'])
+    return jnp.sqrt(jnp.maximum(variance, 0.0)) + 1e-4
+
+  def predict(self, outputs: jax.Array, before: Before, statistics: Any) -> jax.Array:
+    base = jnp.where(before.follows > 0, before.numbers, statistics['mean'])
+    return base + self.scale(statistics) * outputs
+
+  def errors(self, predicted: jax.Array, numbers: jax.Array, statistics: Any) -> jax.Array:
+    """Squared errors, [..., N] float32, in squared standard deviations."""
+    return jnp.square((numbers - predicted) / self.scale(statistics))
+
+  def noise(self, statistics: Any) -> jax.Array:
+    """[N] running mean squared errors, in squared standard deviations; see MIN_ERROR."""
+    return jnp.maximum(statistics['error'], MIN_ERROR)
+
+  def loss(self, predicted: jax.Array, numbers: jax.Array, statistics: Any) -> jax.Array:
+    relative = self.errors(predicted, numbers, statistics) / self.noise(statistics)
+    return jnp.sum(jnp.log1p(relative / 2), axis=-1)
+
+  def expected(self, predicted: jax.Array, statistics: Any) -> jax.Array:
+    del statistics
+    return predicted
+
+  def sample(
+    self, predicted: jax.Array, before: jax.Array, statistics: Any, noise: jax.Array
+  ) -> jax.Array:
+    """The means."""
+    del before, statistics, noise
+    return predicted
+
+  def wrong(self, numbers: jax.Array, others: jax.Array) -> jax.Array:
+    """Never: their errors are measured by their size."""
+    return jnp.zeros(jnp.broadcast_shapes(numbers.shape, others.shape)[:-1], bool)
+
+
 @dataclasses.dataclass(frozen=True)
 class Numbers:
   """The F numbers of an observation: how a world model reads and predicts them, and their loss.
@@ -87,14 +393,13 @@ class Numbers:
 
     p(x_t) = g delta(x_t-1) + (1 - g) D,    g, D = decoder(features)
 
-  so that static parts of an observation need no features. D is Bernoulli for binary numbers (bool,
-  in [0, 1] where there are many, or bytes of an image), categorical over levels for other numbers in
-  [0, 1] ("discrete"). A real number, of any other bounds, has no g and is predicted by the change of its
-  mean: x_t-1 + sigma D, sigma being its standard deviation.
+  so that static parts of an observation need no features. D is by `Kind`: Bernoulli for `Binary` numbers
+  (bool, integers in [0, 1], bytes of an image, and numbers in [0, 1] where there are many), categorical
+  for `Levels` (integers of few values, see `observation.num_values`, and other numbers in [0, 1]), and for
+  `Real` numbers, which have no g, the change of their mean.
 
-  Real numbers are read as symlog and standardised by running statistics, since their scales are
-  unknown. Their loss is relative to the running mean squared error, so that each of them counts
-  whatever its scale. "Numbers" [..., F] are ordered by kind: N binary, M discrete, R real.
+  "Numbers" [..., F] are ordered by kind, and all but real ones are scaled to [0, 1]. A prediction is a tuple
+  with the prediction of each kind.
 
   Attributes:
     spec: tree of `dm_env.specs.Array`; images for a CNN have no channels: see `without_images`.
@@ -103,48 +408,75 @@ class Numbers:
   spec: Any
 
   @functools.cached_property
-  def _kinds(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Indices of binary, discrete and real numbers."""
+  def kinds(self) -> tuple[Kind, ...]:
+    """The kinds of which there are numbers, in their order."""
+    which = functools.partial(observation_lib.which, self.spec)
+    values = observation_lib.of_numbers(self.spec, observation_lib.num_values)
     # Bytes of images are binary: most of the images that are flat have few values.
-    binary = observation_lib.which(
-      self.spec, lambda leaf: leaf.dtype == bool or observation_lib.is_picture(leaf)
-    )
-    unit = observation_lib.unit_range(self.spec) | binary
-    discrete = unit & ~binary
-    if discrete.sum() > observation_lib.MAX_DISCRETE_PREDICTED:
-      discrete &= False
-    return np.flatnonzero(unit & ~discrete), np.flatnonzero(discrete), np.flatnonzero(~unit)
+    binary = which(lambda leaf: leaf.dtype == bool or observation_lib.is_picture(leaf))
+    binary |= (values == 2) & observation_lib.unit_range(self.spec)
+    whole = (values > 0) & ~binary
+    unit = observation_lib.unit_range(self.spec) & ~binary & ~whole
+    if unit.sum() > observation_lib.MAX_DISCRETE_PREDICTED:
+      binary, unit = binary | unit, unit & False
+    real = ~(binary | whole | unit)
+    low = observation_lib.of_numbers(self.spec, lambda leaf: getattr(leaf, 'minimum', 0))
+    integers = [
+      Levels(np.flatnonzero(at), low[at].astype(np.float32), 1.0, int(count))
+      for count in np.unique(values[whole])
+      for at in [whole & (values == count)]
+    ]
+    is_read = unit.sum() <= observation_lib.MAX_DISCRETE_READ
+    count = observation_lib.DISCRETE_LEVELS
+    kinds: list[Kind] = [
+      Binary(np.flatnonzero(binary)),
+      *integers,
+      Levels(
+        np.flatnonzero(unit),
+        np.zeros(unit.sum(), np.float32),
+        1 / (count - 1),
+        count,
+        is_read=is_read,
+        is_exact=False,
+      ),
+      Real(np.flatnonzero(real)),
+    ]
+    return tuple(kind for kind in kinds if len(kind.indices))
+
+  @functools.cached_property
+  def _order(self) -> np.ndarray:
+    """[F] int, positions of the numbers in a flat observation."""
+    return np.concatenate([np.zeros(0, int), *(kind.indices for kind in self.kinds)])
+
+  @property
+  def _real(self) -> Real:
+    """The real numbers, of which there may be none."""
+    return next((kind for kind in self.kinds if isinstance(kind, Real)), Real(np.zeros(0, int)))
 
   @property
   def size(self) -> int:
     """F, how many numbers an observation has."""
-    return sum(len(kind) for kind in self._kinds)
+    return len(self._order)
 
   @property
   def num_reals(self) -> int:
     """R, how many of the numbers are real."""
-    return len(self._kinds[2])
+    return len(self._real.indices)
 
   @property
   def input_size(self) -> int:
     """Width of `inputs`."""
-    _, discrete, real = map(len, self._kinds)
-    levels = observation_lib.DISCRETE_LEVELS * discrete if self._reads_discrete else 0
-    levels += observation_lib.REAL_LEVELS * real if self._reads_real else 0
-    return self.size + levels + observation_lib.view_size(self.spec)
+    read = sum((1 + kind.num_levels) * len(kind.indices) for kind in self.kinds)
+    return read + observation_lib.view_size(self.spec)
 
   @functools.cached_property
   def leaves(self) -> np.ndarray:
     """[input_size] int, index of the observation's leaf to which each of the `inputs` belongs."""
     specs = jax.tree.leaves(observation_lib.without_mask(self.spec))
     leaf_of = np.repeat(np.arange(len(specs)), [math.prod(leaf.shape) for leaf in specs])
-    binary, discrete, real = (leaf_of[kind] for kind in self._kinds)
-    parts = [binary, discrete]
-    if self._reads_discrete:
-      parts.append(np.repeat(discrete, observation_lib.DISCRETE_LEVELS))
-    parts.append(real)
-    if self._reads_real:
-      parts.append(np.repeat(real, observation_lib.REAL_LEVELS))
+    parts = [np.zeros(0, int)]
+    for kind in self.kinds:
+      parts += [leaf_of[kind.indices], np.repeat(leaf_of[kind.indices], kind.num_levels)]
     shown = [observation_lib.view_size(leaf) for leaf in specs]
     return np.concatenate([*parts, np.repeat(np.arange(len(specs)), shown)])
 
@@ -154,53 +486,33 @@ class Numbers:
     return NUM_PROJECTIONS if self.size else 0
 
   @property
-  def _reads_discrete(self) -> bool:
-    """Whether discrete numbers are also read by levels."""
-    return len(self._kinds[1]) <= observation_lib.MAX_DISCRETE_READ
-
-  @property
-  def _reads_real(self) -> bool:
-    """Whether real numbers are also read by levels."""
-    return self.num_reals <= observation_lib.MAX_REAL_READ
-
-  @property
   def num_outputs(self) -> int:
-    """Number of a decoder's outputs: gates, logits, and changes of real numbers."""
-    binary, discrete, real = map(len, self._kinds)
-    return 2 * binary + (1 + observation_lib.DISCRETE_LEVELS) * discrete + real
+    """Number of a decoder's outputs, those of all kinds in their order."""
+    return sum(kind.num_outputs for kind in self.kinds)
 
   def initial_statistics(self) -> dict[str, jax.Array]:
-    """Initial values of the running statistics, arrays by name; those of width 0 are left out.
+    """Initial values of the running statistics, arrays by name: those of each kind, and of all numbers.
 
-    `mean`, `square`, `error` [R]: moments of real numbers in symlog, and their squared prediction error,
-    see `loss`; `between` [N]: of each binary number x the largest 4 x (1 - x) in a batch, 0 if it only is
-    0 or 1; `change` [C]: mean square of what the method `change` returns; `count` []: number of batches.
+    `change` [C]: mean square of what the method `change` returns; `count` []: number of batches.
     """
-    reals, ones = jnp.zeros(self.num_reals), jnp.ones(self.num_reals)
-    between = jnp.ones(len(self._kinds[0]))
-    statistics = {
-      'mean': reals,
-      'square': ones,
-      'error': ones,
-      'between': between,
-      'change': jnp.ones(self.num_changes),
-    }
-    return {name: x for name, x in statistics.items() if x.size} | {'count': jnp.zeros(())}
+    statistics = {'change': jnp.ones(self.num_changes)} if self.size else {}
+    for kind in self.kinds:
+      statistics |= kind.initial_statistics()
+    return statistics | {'count': jnp.zeros(())}
 
   def moments(self, numbers: jax.Array, error: jax.Array) -> dict[str, jax.Array]:
-    """Statistics of one batch for `updated`, less `change`: means over it, for `between` the maximum.
+    """Statistics of one batch for `updated`, less `change`.
 
     Args:
       numbers: [T, B, F] float32, observed.
       error: [T, B, R] float32, squared errors from `loss`.
     """
-    bits, _, reals = self._split(numbers)
-    means = {'mean': reals, 'square': jnp.square(reals), 'error': jnp.minimum(error, 1.0)}
-    moments = {name: jnp.mean(x, axis=(0, 1)) for name, x in means.items() if x.shape[-1]}
-    if not bits.shape[-1]:
-      return moments
-    # The largest, not the mean: a rare fraction, such as a grey pixel, is none to be rounded.
-    return moments | {'between': jnp.max(4 * bits * (1 - bits), axis=(0, 1))}
+    moments: dict[str, jax.Array] = {}
+    for kind, part in zip(self.kinds, self._split(numbers), strict=True):
+      moments |= kind.moments(part)
+    if self.num_reals:
+      moments['error'] = jnp.mean(jnp.minimum(error, 1.0), axis=(0, 1))
+    return moments
 
   def updated(
     self, statistics: dict[str, jax.Array], moments: dict[str, jax.Array]
@@ -217,19 +529,21 @@ class Numbers:
   def read(self, observation: Any) -> jax.Array:
     """The numbers of an observation [..., *shape], [..., F] float32; real ones in symlog."""
     flat = observation_lib.join(observation, self.spec).astype(jnp.float32)
-    binary, discrete, real = self._kinds
-    return jnp.concatenate(
-      [flat[..., binary], flat[..., discrete], networks.symlog(flat[..., real])], axis=-1
-    )
+    return self._joined(flat, [kind.read(flat[..., kind.indices]) for kind in self.kinds])
 
   def _split(self, numbers: jax.Array) -> list[jax.Array]:
-    binary, discrete, _ = map(len, self._kinds)
-    return jnp.split(numbers, [binary, binary + discrete], axis=-1)
+    """[..., F] by kind."""
+    ends = np.cumsum([len(kind.indices) for kind in self.kinds])[:-1]
+    return jnp.split(numbers, ends, axis=-1) if self.kinds else []
+
+  def _joined(self, like: jax.Array, parts: list[jax.Array]) -> jax.Array:
+    """[..., F] of its parts by kind; with the leading axes and dtype of `like` where there are none."""
+    return jnp.concatenate([like[..., :0], *parts], axis=-1)
 
   def centred(self, numbers: jax.Array) -> jax.Array:
     """The numbers [..., F] with those in [0, 1] scaled to [-1, 1]."""
-    bits, discrete, reals = self._split(numbers)
-    return jnp.concatenate([2 * bits - 1, 2 * discrete - 1, reals], axis=-1)
+    scaled, reals = jnp.split(numbers, [self.size - self.num_reals], axis=-1)
+    return jnp.concatenate([2 * scaled - 1, reals], axis=-1)
 
   def inputs(self, numbers: jax.Array, statistics: Any) -> jax.Array:
     """Inputs of a network, [..., input_size], from numbers [..., F], in their dtype.
@@ -246,27 +560,10 @@ class Numbers:
 
   def _without_views(self, numbers: jax.Array, statistics: Any) -> jax.Array:
     """The part of `inputs` other than views, from numbers [..., F], in their dtype."""
-    bits, discrete, reals = self._split(numbers)
-    parts = [bits, discrete]
-    if self._reads_discrete:
-      parts.append(
-        observation_lib.by_level(discrete, observation_lib.DISCRETE_LEVELS).reshape(
-          *discrete.shape[:-1], -1
-        )
-      )
-    if self.num_reals:
-      scaled = (reals.astype(jnp.float32) - statistics['mean']) / self._scale(statistics)
-      parts.append(jnp.clip(scaled, -5.0, 5.0))
-      if self._reads_real:  # such as an end of the track, which ends an episode
-        within = jnp.clip(scaled / observation_lib.REAL_RANGE, -1.0, 1.0) / 2 + 0.5
-        levels = observation_lib.by_level(within, observation_lib.REAL_LEVELS)
-        parts.append(levels.reshape(*levels.shape[:-2], -1))
-    return jnp.concatenate([part.astype(numbers.dtype) for part in parts], axis=-1)
-
-  def _scale(self, statistics: Any) -> jax.Array:
-    """[R] standard deviations of real numbers."""
-    variance = statistics['square'] - jnp.square(statistics['mean'])
-    return jnp.sqrt(jnp.maximum(variance, 0.0)) + 1e-4
+    parts = []
+    for kind, part in zip(self.kinds, self._split(numbers), strict=True):
+      parts += kind.inputs(part, statistics)
+    return self._joined(numbers, [part.astype(numbers.dtype) for part in parts])
 
   def predict(
     self,
@@ -275,8 +572,8 @@ class Numbers:
     follows: jax.Array,
     statistics: Any,
     max_copy: float = MAX_COPY,
-  ) -> Predicted:
-    """The predicted distribution of the numbers of a step.
+  ) -> tuple[Any, ...]:
+    """The predicted distribution of the numbers of a step, by kind.
 
     Args:
       outputs: [..., num_outputs] float32, outputs of a decoder.
@@ -286,32 +583,15 @@ class Numbers:
       max_copy: largest probability that a number is copied. Less than 1 gives each change a gradient;
         in samples it would change one of some hundred numbers in every few steps, so there it is 1.
     """
-    binary, discrete, _ = map(len, self._kinds)
-    ends = np.cumsum([binary + discrete, binary, discrete * observation_lib.DISCRETE_LEVELS])
-    gates, bits, levels, reals = jnp.split(outputs, ends, axis=-1)
     follows = follows[..., None].astype(jnp.float32)
-    copy = max_copy * jax.nn.sigmoid(gates) * follows
-    copy_bits, copy_levels = jnp.split(copy, [binary], axis=-1)
-    bits_before, discrete_before, reals_before = self._split(before.astype(jnp.float32))
-    zero, one = (
-      copy_bits * copied + (1 - copy_bits) * jax.nn.sigmoid(logits)
-      for copied, logits in ((1 - bits_before, -bits), (bits_before, bits))
-    )
-    levels = jax.nn.softmax(
-      levels.reshape(*levels.shape[:-1], discrete, observation_lib.DISCRETE_LEVELS), axis=-1
-    )
-    copy_levels = copy_levels[..., None]
-    levels = (
-      copy_levels * observation_lib.by_level(discrete_before, observation_lib.DISCRETE_LEVELS)
-      + (1 - copy_levels) * levels
-    )
-    if self.num_reals:
-      base = jnp.where(follows > 0, reals_before, statistics['mean'])
-      reals = base + self._scale(statistics) * reals
-    return Predicted((zero, one), levels, reals)
+    predicted = []
+    for kind, was in zip(self.kinds, self._split(before.astype(jnp.float32)), strict=True):
+      own, outputs = outputs[..., : kind.num_outputs], outputs[..., kind.num_outputs :]
+      predicted.append(kind.predict(own, Before(was, follows, max_copy), statistics))
+    return tuple(predicted)
 
   def loss(
-    self, predicted: Predicted, numbers: jax.Array, statistics: Any
+    self, predicted: tuple[Any, ...], numbers: jax.Array, statistics: Any
   ) -> tuple[jax.Array, jax.Array]:
     """Negative log-likelihood of observed numbers, less that of a perfect decoder.
 
@@ -324,25 +604,12 @@ class Numbers:
       The loss, [...] float32 nats, summed over numbers; and the squared errors of real numbers,
       [..., R] float32, in squared standard deviations.
     """
-    bits, discrete, reals = self._split(numbers)
-    bits, discrete = jnp.clip(bits, 0.0, 1.0), jnp.clip(discrete, 0.0, 1.0)
-    zero, one = predicted.bits
-    loss = _divergence(1 - bits, zero) + _divergence(bits, one)
-    loss += jnp.sum(
-      _divergence(
-        observation_lib.by_level(discrete, observation_lib.DISCRETE_LEVELS), predicted.levels
-      ),
-      axis=-1,
-    )
-    if not self.num_reals:
-      return loss, jnp.zeros(reals.shape)
-    error = jnp.square((reals - predicted.reals) / self._scale(statistics))
-    relative = error / self.noise(statistics)
-    return loss + jnp.sum(jnp.log1p(relative / 2), axis=-1), jax.lax.stop_gradient(error)
-
-  def noise(self, statistics: Any) -> jax.Array:
-    """[R] running mean squared errors of real numbers, in squared standard deviations; see MIN_ERROR."""
-    return jnp.maximum(statistics['error'], MIN_ERROR)
+    loss, error = jnp.zeros(numbers.shape[:-1]), numbers[..., :0]
+    for kind, found, part in zip(self.kinds, predicted, self._split(numbers), strict=True):
+      loss += kind.loss(found, part, statistics)
+      if isinstance(kind, Real):
+        error = jax.lax.stop_gradient(kind.errors(found, part, statistics))
+    return loss, error
 
   def change(self, before: jax.Array, numbers: jax.Array, statistics: Any) -> jax.Array:
     """Change between the numbers [..., F] of two steps, along fixed random directions: [..., C] float32.
@@ -372,20 +639,16 @@ class Numbers:
     product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
     return product(change.mean, back), product(change.variance, np.square(back))
 
-  def expected(self, predicted: Predicted, statistics: Any) -> jax.Array:
-    """The predicted numbers, without noise, [..., F] float32: modes of discrete ones, means of real ones.
+  def expected(self, predicted: tuple[Any, ...], statistics: Any) -> jax.Array:
+    """The predicted numbers, without noise, [..., F] float32: most likely values, means of real ones.
 
-    Numbers in [0, 1] are rounded where nearly all observed ones were 0 or 1; others, such as grey
-    pixels, are means. `statistics`: see `initial_statistics`.
+    `statistics`: see `initial_statistics`.
     """
-    _, bits = predicted.bits
-    if bits.shape[-1]:
-      bits = jnp.where(statistics['between'] < 0.01, jnp.round(bits), bits)
-    levels = around(jnp.argmax(predicted.levels, axis=-1), predicted.levels)
-    return jnp.concatenate([bits, levels, predicted.reals], axis=-1)
+    kinds = zip(self.kinds, predicted, strict=True)
+    return jnp.concatenate([kind.expected(found, statistics) for kind, found in kinds], axis=-1)
 
   def sample(
-    self, predicted: Predicted, before: jax.Array, statistics: Any, noise: jax.Array
+    self, predicted: tuple[Any, ...], before: jax.Array, statistics: Any, noise: jax.Array
   ) -> jax.Array:
     """Samples numbers, [..., F] float32; real ones are means.
 
@@ -400,21 +663,10 @@ class Numbers:
       statistics: see `initial_statistics`.
       noise: [...] float32, uniform in [0, 1).
     """
+    parts = zip(self.kinds, predicted, self._split(before.astype(jnp.float32)), strict=True)
     noise = noise[..., None]
-    bits_before, discrete_before, _ = self._split(before.astype(jnp.float32))
-    zero, one = predicted.bits
-    bits = one
-    if bits.shape[-1]:  # fractions among them are as expected
-      changes = noise * (zero + one) < jnp.where(bits_before > 0.5, zero, one)
-      drawn = jnp.where(changes, jnp.round(1 - bits_before), jnp.round(bits_before))
-      bits = jnp.where(statistics['between'] < 0.01, drawn, one)
-    most = predicted.levels.shape[-1] - 1
-    old = jnp.round(discrete_before * most).astype(jnp.int32)
-    others = jnp.where(jnp.arange(most + 1) == old[..., None], 0.0, predicted.levels)
-    ends = jnp.cumsum(others, axis=-1)
-    level = jnp.sum(noise[..., None] >= ends, axis=-1)
-    levels = around(jnp.where(level > most, old, level), predicted.levels)
-    return jnp.concatenate([bits, levels, predicted.reals], axis=-1)
+    drawn = [kind.sample(found, was, statistics, noise) for kind, found, was in parts]
+    return jnp.concatenate(drawn, axis=-1)
 
   def differences(
     self, numbers: jax.Array, others: jax.Array, statistics: Any
@@ -422,30 +674,30 @@ class Numbers:
     """How far [..., F] numbers are from [..., F] others.
 
     Returns:
-      [...] bool, whether any binary number differs by more than 1/2, or any discrete one by more than
+      [...] bool, whether any binary number differs by more than 1/2, or any other in [0, 1] by more than
       half a level; and [...] float32, the mean absolute difference of real numbers, in standard deviations.
     """
-    error = jnp.abs(numbers - others)
-    bits, discrete, reals = self._split(error)
-    wrong = jnp.any(bits > 0.5, axis=-1)
-    wrong |= jnp.any(discrete > 0.5 / (observation_lib.DISCRETE_LEVELS - 1), axis=-1)
+    wrong = jnp.zeros(jnp.broadcast_shapes(numbers.shape, others.shape)[:-1], bool)
+    for kind, *both in zip(self.kinds, self._split(numbers), self._split(others), strict=True):
+      wrong |= kind.wrong(*both)
     if not self.num_reals:
       return wrong, jnp.zeros(wrong.shape)
-    return wrong, jnp.mean(reals / self._scale(statistics), axis=-1)
+    reals = jnp.abs(numbers - others)[..., -self.num_reals :]
+    return wrong, jnp.mean(reals / self._real.scale(statistics), axis=-1)
 
   def pick(self, numbers: jax.Array, indices: np.ndarray) -> jax.Array:
     """Picks the numbers at [V] indices of a flat observation, [..., V] float32 in its units."""
-    places = np.argsort(np.concatenate(self._kinds))[indices]
-    picked = numbers[..., places].astype(jnp.float32)
-    return jnp.where(places >= self.size - self.num_reals, networks.symexp(picked), picked)
+    return self.to_flat(numbers.astype(jnp.float32))[..., indices]
 
   def warnings(self) -> list[str]:
     """A line for each limit of `observation`, such as MAX_REAL_READ, that this observation exceeds."""
-    _, discrete, real = map(len, self._kinds)
+    discrete = sum(len(kind.indices) for kind in self.kinds if not getattr(kind, 'is_exact', True))
     fractions = sum(
       math.prod(leaf.shape)
       for leaf in jax.tree.leaves(observation_lib.without_mask(self.spec))
-      if leaf.dtype != bool and observation_lib.is_bounded(leaf, 0, 1)
+      if leaf.dtype != bool
+      and observation_lib.is_bounded(leaf, 0, 1)
+      and not observation_lib.num_values(leaf)
     )
     found = []
     if fractions > observation_lib.MAX_DISCRETE_PREDICTED:
@@ -453,23 +705,23 @@ class Numbers:
         f'{fractions:,} numbers in [0, 1], more than {observation_lib.MAX_DISCRETE_PREDICTED}: '
         'predicted as binary, so values between 0 and 1 are predicted poorly'
       )
-    elif discrete and not self._reads_discrete:
+    elif discrete > observation_lib.MAX_DISCRETE_READ:
       found.append(
         f'{discrete:,} numbers in [0, 1], more than {observation_lib.MAX_DISCRETE_READ}: read '
         'without levels, so nearby values are harder to tell apart'
       )
-    if real and not self._reads_real:
+    if self.num_reals > observation_lib.MAX_REAL_READ:
       found.append(
-        f'{real:,} real numbers, more than {observation_lib.MAX_REAL_READ}: read without levels, '
-        'so thresholds of single numbers are harder to learn'
+        f'{self.num_reals:,} real numbers, more than {observation_lib.MAX_REAL_READ}: read without '
+        'levels, so thresholds of single numbers are harder to learn'
       )
     return found
 
   def to_flat(self, numbers: jax.Array) -> jax.Array:
     """Converts numbers [..., F] of the model back to a flat observation [..., F], the inverse of `read`."""
-    bits, discrete, reals = self._split(numbers)
-    values = jnp.concatenate([bits, discrete, networks.symexp(reals)], axis=-1)
-    return values[..., np.argsort(np.concatenate(self._kinds))]
+    parts = zip(self.kinds, self._split(numbers), strict=True)
+    flat = self._joined(numbers, [kind.to_flat(part) for kind, part in parts])
+    return flat[..., np.argsort(self._order)]
 
 
 def around(level: jax.Array, shares: jax.Array) -> jax.Array:

@@ -170,8 +170,10 @@ class WorldModel:
     """
     numbers, statistics = self.networks.numbers, params[modules.STATISTICS]
     outputs, images = self.rssm.decoder(params, latent, previous)
-    predicted = numbers.predict(outputs, before, ~first, statistics)
-    flat = numbers.to_flat(numbers.expected(predicted, statistics))
+    flat = outputs
+    if numbers.size:
+      predicted = numbers.predict(outputs, before, ~first, statistics)
+      flat = numbers.to_flat(numbers.expected(predicted, statistics))
     return self.networks.codec.assemble(flat, images)
 
   # The loss.

@@ -108,13 +108,8 @@ def make_params(param_shapes):
 
     def draw(path, leaf):
       x = rng.normal(size=leaf.shape)
-      if path[-1].key in (
-        'square',
-        'error',
-        'between',
-        'change',
-        'count',
-      ):  # statistics
+      statistics = ('square', 'error', 'between', 'off_level', 'change', 'count')
+      if path[-1].key in statistics:
         return np.asarray(1 + np.abs(x), np.float32)
       if path[-1].key in ('kernel', 'output'):
         fan_in = np.prod(

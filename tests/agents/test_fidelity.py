@@ -99,9 +99,12 @@ def test_each_imagined_step_has_the_action_that_was_taken_there(measure, sequenc
 def test_a_model_that_copies_is_wrong_where_numbers_change(dreamer, measure, params, sequence):
   still = jax.tree.map(lambda x: np.broadcast_to(x[:1], x.shape), sequence.observation)
   numbers = dreamer.model.networks.numbers
-  gates = numbers.size - numbers.num_reals  # and a change of 0 of the real number
   decoder = jax.tree.map(np.zeros_like, params['world_model']['decoder'])
-  decoder['Dense_1']['bias'][:gates] = 30
+  begin = 0  # the gates of each kind come first; a real number has none, and a change of 0
+  for kind in numbers.kinds:
+    if kind.num_outputs > len(kind.indices):
+      decoder['Dense_1']['bias'][begin : begin + len(kind.indices)] = 30
+    begin += kind.num_outputs
   copying = params | {'world_model': params['world_model'] | {'decoder': decoder}}
   assert measure(sequence._replace(observation=still), copying).wrong.total.max() == 0
   found = measure(sequence, copying).wrong

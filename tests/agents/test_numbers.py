@@ -36,6 +36,7 @@ STATISTICS = {
   'square': np.float32([5.0, 1.0]),  # variances 4 and 1
   'error': np.float32([0.5, 1.0]),
   'between': np.zeros(3, np.float32),
+  'off_level': np.full(2, 0.5, np.float32),
   'change': np.full(numbers_lib.NUM_PROJECTIONS, 4.0, np.float32),
   'count': np.float32(1),
 }
@@ -44,8 +45,8 @@ LEVEL = 1 / 8
 
 
 def outputs(*, gate=-30.0, bits=(0.0, 0.0, 0.0), levels=((0.0,) * 9,) * 2, change=(0.0, 0.0)):
-  """Outputs of a decoder: 3 + 2 gates, 3 logits of bits, 2 x 9 of levels, and 2 changes."""
-  parts = ([gate] * 5, bits, np.reshape(levels, -1), change)
+  """Outputs of a decoder: 3 gates and 3 logits of bits, 2 gates and 2 x 9 logits of levels, 2 changes."""
+  parts = ([gate] * 3, bits, [gate] * 2, np.reshape(levels, -1), change)
   return np.concatenate(parts).astype(np.float32)
 
 
@@ -61,7 +62,7 @@ by_level = jax.jit(lambda numbers: observation_lib.by_level(numbers, 9))
 def loss_of(outputs, before, numbers, follows, statistics):
   predicted = NUMBERS.predict(outputs, before, follows, statistics)
   loss, error = NUMBERS.loss(predicted, numbers, statistics)
-  return loss, (error, NUMBERS.expected(predicted, statistics), predicted.bits)
+  return loss, (error, NUMBERS.expected(predicted, statistics), predicted[0])
 
 
 compiled_loss = jax.jit(jax.value_and_grad(loss_of, has_aux=True))
@@ -94,7 +95,64 @@ def test_numbers_are_binary_discrete_or_real_by_their_specs():
   np.testing.assert_allclose(jax.jit(NUMBERS.read)(NUMBERS_SEEN), NUMBERS_READ, rtol=1e-6)
   only = lambda *arguments: numbers_lib.Numbers(specs.BoundedArray(*arguments))
   assert only((2,), np.uint8, 0, 255).num_reals == only((2,), np.float32, -1, 1).num_reals == 2
-  assert only((2,), np.int32, 0, 1).num_outputs == 2 * (1 + 9)
+  assert only((2,), np.int32, 0, 1).num_outputs == 2 * 2
+
+
+CATEGORIES = {
+  'dial': specs.BoundedArray((2,), np.int32, [-2, 0], [1, 2]),  # 4 and 3 values, both read as 4
+  'room': specs.DiscreteArray(70),
+  'switch': specs.BoundedArray((1,), np.int8, 0, 1),
+}
+
+
+def test_integers_of_few_values_are_categories():
+  numbers = numbers_lib.Numbers(CATEGORIES)
+  binary, dials, room = numbers.kinds
+  assert isinstance(binary, numbers_lib.Binary) and binary.indices.tolist() == [3]
+  assert (dials.count, room.count) == (4, 70)
+  assert numbers.num_outputs == 2 + 2 * (1 + 4) + (1 + 70) and numbers.num_reals == 0
+  seen = {'dial': np.array([-1, 2]), 'room': np.array(69), 'switch': np.array([1])}
+  read, inputs = jax.jit(lambda seen: (numbers.read(seen), numbers.inputs(numbers.read(seen), {})))(
+    seen
+  )
+  np.testing.assert_allclose(jax.jit(numbers.to_flat)(read), [-1, 2, 69, 1], rtol=1e-6)
+  np.testing.assert_allclose(inputs[:3], [1, 1 / 3, 2 / 3], rtol=1e-5)
+  np.testing.assert_allclose(inputs[3:11], [0, 1, 0, 0, 0, 0, 1, 0], atol=1e-5)
+  np.testing.assert_allclose(inputs[12:], np.eye(70)[69], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+  'spec',
+  [
+    specs.BoundedArray((1,), np.int32, 0, 64),  # 65 values
+    specs.BoundedArray((65,), np.int32, 0, 63),  # 4,160 one-hot numbers
+    specs.BoundedArray((1,), np.float32, 0, 3),
+    specs.Array((1,), np.int32),
+    specs.BoundedArray((1,), np.int32, 3, 3),
+  ],
+)
+def test_other_numbers_are_no_categories(spec):
+  assert observation_lib.num_values(spec) == 0
+  assert numbers_lib.Numbers(spec).num_reals == spec.shape[0]
+
+
+def test_categories_are_sampled_with_their_probabilities():
+  numbers = numbers_lib.Numbers(specs.BoundedArray((2,), np.int32, 5, 8))
+  shares = np.float32([[0.2, 0.3, 0.0, 0.5], [0.0, 0.0, 1.0, 0.0]])
+
+  @jax.jit
+  def draw(noise):
+    before = jnp.broadcast_to(jnp.float32([1 / 3, 1.0]), (len(noise), 2))
+    predicted = (jnp.broadcast_to(shares, (len(noise), 2, 4)),)
+    return numbers.to_flat(numbers.sample(predicted, before, {}, noise))
+
+  found = np.asarray(draw((np.arange(1000) + 0.5) / 1000))
+  near = np.rint(found)
+  np.testing.assert_allclose(found, near, atol=1e-5)
+  assert [np.mean(near[:, 0] == value) for value in (5, 6, 7, 8)] == pytest.approx(
+    shares[0], abs=0.01
+  )
+  assert (near[:, 1] == 7).all()
 
 
 def test_many_numbers_in_the_unit_range_are_binary():
@@ -245,11 +303,11 @@ def test_change_of_a_number_that_was_copied_for_long_has_a_gradient():
   levels = np.full((2, 9), -10.0)
   levels[:, 0] = 0
   stays = outputs(gate=10.0, bits=(-10.0,) * 3, levels=levels)
-  for index, logit in ((0, 5), (3, 16)):  # of the bit, and of the last level
+  for index, gate, logit in ((0, 0, 3), (3, 6, 16)):  # of the bit, and of the last level
     numbers = [0.0] * 7
     numbers[index] = 1.0
     grads = judge(stays, [0.0] * 7, numbers).grads
-    assert grads[index] > 0.01  # the gate closes
+    assert grads[gate] > 0.01  # the gate closes
     assert grads[logit] < -0.5
 
 
@@ -263,7 +321,8 @@ def test_prediction_is_the_same_without_jit():
 
 def test_noise_of_a_perfectly_predicted_number_is_bounded():
   statistics = STATISTICS | {'error': np.float32([0.0, 0.5])}
-  np.testing.assert_allclose(NUMBERS.noise(statistics), [1e-4, 0.5])
+  *_, reals = NUMBERS.kinds
+  np.testing.assert_allclose(reals.noise(statistics), [1e-4, 0.5])
 
 
 def test_numbers_without_real_ones_have_no_statistics_of_them():
@@ -445,7 +504,7 @@ def drawn(one, level, before, statistics):
   count = 4096
   wide = lambda x: jnp.broadcast_to(x, (count, *x.shape))
   levels, reals = jnp.stack([level, level]), jnp.array([4.0, -3.0])
-  predicted = numbers_lib.Predicted((wide(1 - one), wide(one)), wide(levels), wide(reals))
+  predicted = ((wide(1 - one), wide(one)), wide(levels), wide(reals))
   noise = jax.random.uniform(jax.random.key(0), (count,))
   return NUMBERS.sample(predicted, wide(before), statistics, noise)
 
@@ -468,6 +527,16 @@ def test_sampled_numbers_have_their_probabilities():
   np.testing.assert_array_equal(found[:, 5:], np.broadcast_to([4.0, -3.0], (4096, 2)))
 
 
+def test_numbers_that_were_only_at_levels_are_sampled_at_levels():
+  stay_or_move = 0.6 * np.eye(9)[4] + 0.4 * np.eye(9)[5]
+  before = [1, 0, 0, 4 * LEVEL, 4 * LEVEL, 0, 0]
+  at_levels = STATISTICS | {'off_level': np.float32([0.0, 0.5])}
+  found = sample([1.0, 0.0, 0.0], stay_or_move, before, at_levels)
+  assert set(np.unique(found[:, 3])) == {4 * LEVEL, 5 * LEVEL}
+  assert np.mean(found[:, 3] == 5 * LEVEL) == pytest.approx(0.4, abs=0.03)
+  np.testing.assert_allclose(found[:, 4], 4.4 * LEVEL, rtol=1e-5)  # some lay between levels
+
+
 def test_numbers_that_change_in_the_same_event_change_together():
   before = [1, 0, 0, 4 * LEVEL, 4 * LEVEL, 0, 0]
   found = sample([0.7, 0.3, 0.3], 0.7 * np.eye(9)[4] + 0.3 * np.eye(9)[7], before)
@@ -484,7 +553,7 @@ def test_certain_numbers_are_never_sampled_otherwise():
 def test_copy_has_no_bound_in_samples():
   copies = outputs(gate=30.0, bits=(-30.0, 30.0, -30.0))
   assert judge(copies, READ).bits[0][0] == pytest.approx(1 - numbers_lib.MAX_COPY, rel=0.01)
-  unbounded = jax.jit(lambda *arguments: NUMBERS.predict(*arguments, STATISTICS, max_copy=1.0).bits)
+  unbounded = jax.jit(lambda *arguments: NUMBERS.predict(*arguments, STATISTICS, max_copy=1.0)[0])
   assert unbounded(copies, READ, True)[0][0] == 0
 
 

@@ -158,7 +158,7 @@ def test_other_arrays_of_an_older_version_are_refused_by_its_number(tmp_path, mo
   save(tmp_path, 1)
   monkeypatch.setattr(checkpoint, 'VERSION', checkpoint.VERSION + 1)
   wider = {**like(), 'params': {'kernel': jnp.zeros((5, 3)), 'count': jnp.int32(0)}}
-  with pytest.raises(ValueError, match=r'an older version of hephaestus \(format 3; now 4\)'):
+  with pytest.raises(ValueError, match=r'an older version of hephaestus \(format 4; now 5\)'):
     checkpoint.Checkpointer(tmp_path).restore(wider)
 
 
