@@ -25,6 +25,9 @@ MIN_ERROR = 1e-4
 MIN_FRACTION = 0.01
 """Least `between` or `off_level` of a number that has other values than 0 and 1, or than its levels."""
 
+OPEN = 0.01
+"""Least probability that a number changes, and that it does not, where changes exclude each other: `occurs`."""
+
 NUM_PROJECTIONS = 32
 """Random directions along which an ensemble predicts the change of the numbers."""
 
@@ -84,6 +87,29 @@ class Before(NamedTuple):
   def copies(self, gates: jax.Array) -> jax.Array:
     """g, the probability that each number is copied, [..., N] float32, from [..., N] outputs."""
     return self.max_copy * jax.nn.sigmoid(gates) * self.follows
+
+
+def occurs(probability: jax.Array, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Samples which of N events occur, by one random number: systematic sampling (Madow, 1949).
+
+  The events lie one after another on a line, each as long as its probability, and those occur that hold
+  one of the points noise, noise + 1, noise + 2, ... So each has its probability, and their number is as
+  close to its mean as it can be: of four cells that a thing may enter, it enters exactly one. Events whose
+  probability is nearly 0 or 1 all begin at 0 instead, so that any of hundreds of rare ones is as rare as
+  one of them.
+
+  Args:
+    probability: [..., N] float32.
+    noise: [..., 1] float32, uniform in [0, 1).
+
+  Returns:
+    [..., N] bool; and where an event occurs a number uniform in [0, 1), [..., N] float32.
+  """
+  is_open = jnp.abs(probability - 0.5) < 0.5 - OPEN
+  length = jnp.where(is_open, probability, 0.0)
+  begin = jnp.where(is_open, jnp.cumsum(length, axis=-1) - length, 0.0)
+  point = noise + jnp.ceil(begin - noise) - begin
+  return point < probability, point / jnp.maximum(probability, MIN_LIKELIHOOD)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -210,8 +236,10 @@ class Binary(Kind):
     noise: jax.Array,
   ) -> jax.Array:
     zero, one = predicted
-    changes = noise * (zero + one) < jnp.where(before > 0.5, zero, one)
-    drawn = jnp.where(changes, jnp.round(1 - before), jnp.round(before))
+    was_one = before > 0.5
+    ends, _ = occurs(jnp.where(was_one, zero / (zero + one), 0.0), noise)
+    begins, _ = occurs(jnp.where(was_one, 0.0, one / (zero + one)), noise)
+    drawn = ((was_one & ~ends) | begins).astype(jnp.float32)
     return jnp.where(statistics['between'] < MIN_FRACTION, drawn, one)
 
   def wrong(self, numbers: jax.Array, others: jax.Array) -> jax.Array:
@@ -291,8 +319,11 @@ class Levels(Kind):
     most = self.count - 1
     old = jnp.round(before * most).astype(jnp.int32)
     others = jnp.where(jnp.arange(self.count) == old[..., None], 0.0, predicted)
-    level = jnp.sum(noise[..., None] >= jnp.cumsum(others, axis=-1), axis=-1)
-    return self._number(jnp.where(level > most, old, level), predicted, statistics)
+    ends = jnp.cumsum(others, axis=-1)
+    changes, share = occurs(ends[..., -1], noise)
+    level = jnp.sum((share * ends[..., -1])[..., None] >= ends, axis=-1)
+    level = jnp.where(changes, jnp.minimum(level, most), old)
+    return self._number(level, predicted, statistics)
 
   def _number(self, level: jax.Array, predicted: jax.Array, statistics: Any) -> jax.Array:
     exact = level / (self.count - 1)
@@ -653,9 +684,9 @@ class Numbers:
     """Samples numbers, [..., F] float32; real ones are means.
 
     The most likely numbers would never change where a change has a probability below one half, and a
-    policy would exploit that. All numbers share one random number, so that those that change in the
-    same event change together, and so that a change of any of hundreds of static numbers is as rare as
-    that of one.
+    policy would exploit that. All numbers share one random number, so that what appears and what
+    disappears in the same event do so together; uncertain changes of one kind exclude each other, see
+    `occurs`. Other joint changes are the stochastic state's to tell.
 
     Args:
       predicted: from `predict`.

@@ -537,12 +537,39 @@ def test_numbers_that_were_only_at_levels_are_sampled_at_levels():
   np.testing.assert_allclose(found[:, 4], 4.4 * LEVEL, rtol=1e-5)  # some lay between levels
 
 
-def test_numbers_that_change_in_the_same_event_change_together():
+UNIFORM = ((np.arange(1000) + 0.5) / 1000)[:, None].astype(np.float32)
+occurs = jax.jit(lambda probability: numbers_lib.occurs(probability, UNIFORM))
+
+
+@pytest.mark.parametrize(
+  ('probability', 'least', 'most'),
+  [
+    ([0.25] * 4, 1, 1),  # a thing enters one of four cells
+    ([0.3, 0.3], 0, 1),
+    ([0.5, 0.3, 0.9], 1, 2),
+    ([1.0, 0.4, 0.6, 0.0], 2, 2),
+    ([0.001] * 200, 0, 200),  # rare changes occur together, so that they are rare
+  ],
+)
+def test_events_have_their_probabilities_and_nearly_the_same_number(probability, least, most):
+  found, share = map(
+    np.asarray, occurs(np.broadcast_to(np.float32(probability), (1000, len(probability))))
+  )
+  np.testing.assert_allclose(found.mean(axis=0), probability, atol=2e-3)
+  assert (found.sum(axis=1).min(), found.sum(axis=1).max()) == (least, most)
+  assert ((share[found] >= 0) & (share[found] < 1)).all()
+  for event in np.flatnonzero(np.asarray(probability) > 0.1):
+    assert share[found[:, event], event].mean() == pytest.approx(0.5, abs=0.02)
+
+
+def test_number_that_ends_and_one_that_begins_change_together():
   before = [1, 0, 0, 4 * LEVEL, 4 * LEVEL, 0, 0]
-  found = sample([0.7, 0.3, 0.3], 0.7 * np.eye(9)[4] + 0.3 * np.eye(9)[7], before)
+  found = sample([0.7, 0.3, 0.0], 0.7 * np.eye(9)[4] + 0.3 * np.eye(9)[7], before)
   changed = found[:, :5] != np.asarray(before[:5])
   assert np.mean(changed[:, 0]) == pytest.approx(0.3, abs=0.03)
-  np.testing.assert_array_equal(changed, np.broadcast_to(changed[:, :1], changed.shape))
+  np.testing.assert_array_equal(changed[:, 0], changed[:, 1])
+  assert not changed[:, 2].any()
+  assert not (changed[:, 3] & changed[:, 4]).any() and changed[:, 3:].any(axis=0).all()
 
 
 def test_certain_numbers_are_never_sampled_otherwise():
