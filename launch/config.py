@@ -13,10 +13,10 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf import errors as omegaconf_errors
 
-from hephaestus.actors import actor, environments, evaluator
-from hephaestus.actors.environments import host, names
+from hephaestus.actors import config as actors_config
+from hephaestus.actors import environments
+from hephaestus.actors.environments import names
 from hephaestus.launch import records
-from hephaestus.learner.sources import stale_filter
 from hephaestus.replay import parameters, tables
 
 LARGEST = 2**63 - 1  # absolute value of a whole number
@@ -110,8 +110,8 @@ class ExperimentConfig:
   agent: Any
   replay: tables.ReplayConfig
   learner: Any
-  actor: actor.ActorConfig
-  evaluator: evaluator.EvaluatorConfig
+  actor: actors_config.ActorConfig
+  evaluator: actors_config.EvaluatorConfig
   seed: int = 0
   max_environment_steps: int = 1_000_000
   max_minutes: float | None = None
@@ -166,6 +166,8 @@ class ExperimentConfig:
       )
 
   def _check_queue(self):
+    from hephaestus.learner.sources import stale_filter  # which imports JAX
+
     stratum, batch_size = self.replay.limiting_stratum, self.batch_size
     count = self.learner.num_processes
     if batch_size % count:
@@ -218,6 +220,8 @@ class ExperimentConfig:
     One that is stepped on the host is asked for its specs by the first call only, since an instance of
     it may be a program that starts slowly; the answers travel to the nodes with this config.
     """
+    from hephaestus.actors.environments import host  # which imports JAX
+
     known = vars(self).get('_on_host')
     if known is not None:
       return known
@@ -383,8 +387,8 @@ def _from_tree(content: dict[str, Any]) -> ExperimentConfig:
   sections = {
     'agent': record.config_class,
     'learner': record.learner_class,
-    'actor': actor.ActorConfig,
-    'evaluator': evaluator.EvaluatorConfig,
+    'actor': actors_config.ActorConfig,
+    'evaluator': actors_config.EvaluatorConfig,
     WANDB: WandbConfig,
   }
   if isinstance(values.get(WANDB, False), bool):  # by one word, as with --set wandb=true
