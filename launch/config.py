@@ -20,6 +20,7 @@ from hephaestus.launch import records
 from hephaestus.replay import parameters, tables
 
 LARGEST = 2**63 - 1  # absolute value of a whole number
+_MOST_NESTED = 100  # dictionaries and lists of a file
 
 
 def of_preset(agent: str, preset: str, environment: str) -> 'ExperimentConfig':
@@ -441,7 +442,7 @@ def from_yaml(text: str, name: str) -> ExperimentConfig:
 
 def _load(file: pathlib.Path | io.StringIO, name: str) -> ExperimentConfig:
   try:
-    content = _plain(OmegaConf.load(file))
+    content = parse_yaml(file.read_text() if isinstance(file, pathlib.Path) else file.getvalue())
     environment = content.get('environment')
     given = environment.get('name') if isinstance(environment, dict) else None
     records.read_names((content.get(AGENT), given), name)
@@ -451,6 +452,22 @@ def _load(file: pathlib.Path | io.StringIO, name: str) -> ExperimentConfig:
   except Exception as error:  # parsers raise many types for a broken file
     first_line = str(error).split('\n')[0]
     raise ValueError(f'{name}: is not a config of this version ({first_line})') from None
+
+
+def parse_yaml(text: str) -> Any:
+  """Parses YAML that may be of somebody else to nested dictionaries and lists of plain types.
+
+  Raises:
+    ValueError: it is nested so deeply that the parser would exceed its stack and end the process.
+    yaml.YAMLError, omegaconf_errors.OmegaConfBaseException: it is no YAML, or refers to no value.
+  """
+  depth = 0
+  for event in yaml.parse(text, Loader=yaml.SafeLoader):  # one after the other, without recursion
+    depth += isinstance(event, yaml.CollectionStartEvent)
+    depth -= isinstance(event, yaml.CollectionEndEvent)
+    if depth > _MOST_NESTED:
+      raise ValueError(f'is nested more than {_MOST_NESTED} deep')
+  return _plain(OmegaConf.create(text))
 
 
 def flatten(tree: Any, prefix: str = '') -> dict[str, Any]:
