@@ -1,6 +1,5 @@
 """The Actor node: fetches parameters, unrolls environments, writes sequences to replay."""
 
-import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -9,35 +8,10 @@ import jax
 import numpy as np
 from absl import logging
 
+from hephaestus.actors import config as actors_config
 from hephaestus.actors import rollout
 from hephaestus.replay import inspector, parameters
 from hephaestus.replay import writer as writer_lib
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ActorConfig:
-  """Number of actors and environments, and length of sequences.
-
-  Raises:
-    ValueError: a number is out of range; the message names its field.
-  """
-
-  num_actors: int = 1  # actor processes
-  num_envs: int = 16  # parallel environments of each actor
-  sequence_length: int = 32  # T time steps of a stored sequence, which take T - 1 environment steps
-  log_period: float = 5.0  # seconds between two lines of metrics
-
-  def __post_init__(self):
-    for name, least in (('num_actors', 1), ('num_envs', 1), ('sequence_length', 2)):
-      if getattr(self, name) < least:
-        raise ValueError(f'actor.{name}={getattr(self, name)!r}: must be at least {least}')
-    if self.sequence_length > 1024:
-      raise ValueError(
-        f'actor.sequence_length={self.sequence_length}: must be at most 1024; gradients go '
-        'through whole sequences, and longer ones do not fit into memory'
-      )
-    if self.log_period <= 0:
-      raise ValueError(f'actor.log_period={self.log_period!r}: must be positive seconds')
 
 
 class Profiler(Protocol):
@@ -115,7 +89,7 @@ class Actor:
     unroll: rollout.Unroll,
     replay: Replay,
     identity: Identity,
-    config: ActorConfig,
+    config: actors_config.ActorConfig,
     logger: Logger,
     should_stop: Callable[[], bool],
     profiler: Profiler | None = None,
@@ -226,7 +200,7 @@ class _Window:
     self._lengths: list[np.ndarray] = []
     self._explored: list[np.ndarray] = []
 
-  def add(self, episodes: rollout.Episodes, config: ActorConfig) -> None:
+  def add(self, episodes: rollout.Episodes, config: actors_config.ActorConfig) -> None:
     """Counts the steps and the finished episodes of one unroll.
 
     Means are over episodes that `Episodes.reported` names, and over all episodes of the explorer.

@@ -1,6 +1,5 @@
 """The Evaluator node: plays full episodes with published parameters, and logs returns and scores."""
 
-import dataclasses
 import pathlib
 import time
 from collections.abc import Callable
@@ -11,38 +10,16 @@ import numpy as np
 from absl import logging
 
 from hephaestus.actors import actor, episodes, rollout, videos
+from hephaestus.actors import config as actors_config
 from hephaestus.replay import parameters
 
 VIDEO_LENGTH = 513  # time steps of a periodic video, about a minute
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluatorConfig:
-  """Period and number of episodes of evaluations.
-
-  Raises:
-    ValueError: a number is not positive; the message names its field.
-  """
-
-  period: float = 20.0  # seconds between the starts of two evaluations
-  period_steps: int | None = None  # environment steps between two evaluations; replaces `period`
-  num_episodes: int = 64  # episodes of an evaluation
-  final_episodes: int = 256  # episodes of the evaluation of the final parameters
-  greedy: bool = False  # the most probable actions; False: sampled ones, as policies are trained
-  video_period: float = 300.0  # seconds between two videos; the last is made at the end
-
-  def __post_init__(self):
-    for name in ('period', 'num_episodes', 'final_episodes', 'video_period'):
-      if getattr(self, name) <= 0:
-        raise ValueError(f'evaluator.{name}={getattr(self, name)!r}: must be positive')
-    if self.period_steps is not None and self.period_steps < 1:
-      raise ValueError(f'evaluator.period_steps={self.period_steps}: must be at least 1, or null')
-
-
 class Schedule:
   """When an evaluation is due: the first at once, others after a period of seconds or of steps."""
 
-  def __init__(self, config: EvaluatorConfig):
+  def __init__(self, config: actors_config.EvaluatorConfig):
     self._period, self._period_steps = config.period, config.period_steps
     self._next_time, self._next_step = 0.0, 0
 
@@ -120,7 +97,7 @@ def score(
   snapshot: parameters.Snapshot,
   *,
   final: bool,
-  config: EvaluatorConfig,
+  config: actors_config.EvaluatorConfig,
   logger: actor.Logger,
   camera: Camera,
   seed: int,
@@ -185,7 +162,7 @@ class Evaluator:
     source: parameters.Subscription,
     logger: actor.Logger,
     should_stop: Callable[[], bool],
-    config: EvaluatorConfig,
+    config: actors_config.EvaluatorConfig,
     camera: Camera,
     seed: int,
     launch_id: int,

@@ -13,13 +13,14 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf import errors as omegaconf_errors
 
-from hephaestus.actors import actor, environments, evaluator
-from hephaestus.actors.environments import host, names
+from hephaestus.actors import config as actors_config
+from hephaestus.actors import environments
+from hephaestus.actors.environments import names
 from hephaestus.launch import records
-from hephaestus.learner.sources import stale_filter
 from hephaestus.replay import parameters, tables
 
 LARGEST = 2**63 - 1  # absolute value of a whole number
+_MOST_NESTED = 100  # dictionaries and lists of a file
 
 
 def of_preset(agent: str, preset: str, environment: str) -> 'ExperimentConfig':
@@ -110,8 +111,8 @@ class ExperimentConfig:
   agent: Any
   replay: tables.ReplayConfig
   learner: Any
-  actor: actor.ActorConfig
-  evaluator: evaluator.EvaluatorConfig
+  actor: actors_config.ActorConfig
+  evaluator: actors_config.EvaluatorConfig
   seed: int = 0
   max_environment_steps: int = 1_000_000
   max_minutes: float | None = None
@@ -166,6 +167,8 @@ class ExperimentConfig:
       )
 
   def _check_queue(self):
+    from hephaestus.learner.sources import stale_filter  # which imports JAX
+
     stratum, batch_size = self.replay.limiting_stratum, self.batch_size
     count = self.learner.num_processes
     if batch_size % count:
@@ -218,6 +221,8 @@ class ExperimentConfig:
     One that is stepped on the host is asked for its specs by the first call only, since an instance of
     it may be a program that starts slowly; the answers travel to the nodes with this config.
     """
+    from hephaestus.actors.environments import host  # which imports JAX
+
     known = vars(self).get('_on_host')
     if known is not None:
       return known
@@ -383,8 +388,8 @@ def _from_tree(content: dict[str, Any]) -> ExperimentConfig:
   sections = {
     'agent': record.config_class,
     'learner': record.learner_class,
-    'actor': actor.ActorConfig,
-    'evaluator': evaluator.EvaluatorConfig,
+    'actor': actors_config.ActorConfig,
+    'evaluator': actors_config.EvaluatorConfig,
     WANDB: WandbConfig,
   }
   if isinstance(values.get(WANDB, False), bool):  # by one word, as with --set wandb=true
@@ -437,7 +442,7 @@ def from_yaml(text: str, name: str) -> ExperimentConfig:
 
 def _load(file: pathlib.Path | io.StringIO, name: str) -> ExperimentConfig:
   try:
-    content = _plain(OmegaConf.load(file))
+    content = parse_yaml(file.read_text() if isinstance(file, pathlib.Path) else file.getvalue())
     environment = content.get('environment')
     given = environment.get('name') if isinstance(environment, dict) else None
     records.read_names((content.get(AGENT), given), name)
@@ -447,6 +452,22 @@ def _load(file: pathlib.Path | io.StringIO, name: str) -> ExperimentConfig:
   except Exception as error:  # parsers raise many types for a broken file
     first_line = str(error).split('\n')[0]
     raise ValueError(f'{name}: is not a config of this version ({first_line})') from None
+
+
+def parse_yaml(text: str) -> Any:
+  """Parses YAML that may be of somebody else to nested dictionaries and lists of plain types.
+
+  Raises:
+    ValueError: it is nested so deeply that the parser would exceed its stack and end the process.
+    yaml.YAMLError, omegaconf_errors.OmegaConfBaseException: it is no YAML, or refers to no value.
+  """
+  depth = 0
+  for event in yaml.parse(text, Loader=yaml.SafeLoader):  # one after the other, without recursion
+    depth += isinstance(event, yaml.CollectionStartEvent)
+    depth -= isinstance(event, yaml.CollectionEndEvent)
+    if depth > _MOST_NESTED:
+      raise ValueError(f'is nested more than {_MOST_NESTED} deep')
+  return _plain(OmegaConf.create(text))
 
 
 def flatten(tree: Any, prefix: str = '') -> dict[str, Any]:

@@ -48,7 +48,7 @@ def read(path: pathlib.Path | None, agent: str | None = None) -> ConfigFile:
   if path is None:
     return ConfigFile()
   try:
-    content: Any = OmegaConf.to_container(OmegaConf.create(path.read_text()))
+    content: Any = launch_config.parse_yaml(path.read_text())
   except OSError as error:
     raise ValueError(f'--config {path}: cannot be read ({error.strerror})') from None
   except Exception as error:  # parsers raise many types for a broken file

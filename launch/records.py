@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+from hephaestus.actors.environments import names as names_lib
 from hephaestus.learner import config as learner_config
 
 ExperimentConfig = Any  # the class of launch/config.py, which imports this module
@@ -36,8 +37,6 @@ def trusting(trust: bool) -> Iterator[None]:
 
 def read_names(names: Sequence[Any], file: str) -> None:
   """Notes names of agents or environments that a file gives; see `trusting` for those that import a module."""
-  from hephaestus.actors.environments import names as names_lib  # whose package imports JAX
-
   for name in names:
     if isinstance(name, str):
       names_lib.trust(name) if _trusts_files.get() else names_lib.read(name, file)
@@ -45,8 +44,6 @@ def read_names(names: Sequence[Any], file: str) -> None:
 
 def given_names(*names: str | None) -> None:
   """Trusts names of agents or environments that the user gives, also where a file gives them, too."""
-  from hephaestus.actors.environments import names as names_lib
-
   for name in names:
     if name is not None:
       names_lib.trust(name)
@@ -185,9 +182,7 @@ def find_record(name: str) -> AgentRecord:
     ValueError: there is no such sub-class of `AgentRecord`, or it is incomplete.
     ImportError: an import within its module fails.
   """
-  from hephaestus.actors.environments import names  # here, since its package imports JAX
-
-  kind = names.resolve(name, AGENTS, field='agent_name', kind='agent')
+  kind = names_lib.resolve(name, AGENTS, field='agent_name', kind='agent')
   field = f'agent_name={name!r}'
   if not (inspect.isclass(kind) and issubclass(kind, AgentRecord)):
     raise ValueError(

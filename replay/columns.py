@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 if TYPE_CHECKING:
@@ -43,6 +42,8 @@ class Columns:
     Raises:
       ValueError: the tree has no leaves, or a leaf has an extended dtype, such as typed PRNG keys.
     """
+    import jax
+
     leaves, treedef = jax.tree_util.tree_flatten_with_path(schema)
     self._treedef: Any = treedef
     if not leaves:
@@ -89,6 +90,8 @@ class Columns:
     Raises:
       ValueError: the structure, or a shape or dtype, differs from the schema.
     """
+    import jax
+
     leaves, treedef = jax.tree_util.tree_flatten(values)
     if treedef != self._treedef:
       raise ValueError(f'replay: a tree of {treedef} was given, the schema is {self._treedef}')
@@ -107,7 +110,7 @@ class Columns:
   def unflatten(self, arrays: Sequence[np.ndarray]) -> Any:
     """Rebuilds the tree from its columns, with any leading axes; the leaves are views of the arrays."""
     leaves = [array.view(dtype) for array, dtype in zip(arrays, self.dtypes, strict=True)]
-    return jax.tree_util.tree_unflatten(self._treedef, leaves)
+    return self._treedef.unflatten(leaves)
 
   def mismatch(self, arrays: Sequence[np.ndarray]) -> str:
     """Describes how columns of a server, [1, ...] each, differ from the schema; '' if they do not."""

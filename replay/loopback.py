@@ -3,61 +3,114 @@
 Reverb's address cannot be configured. But on Linux a listening socket can be bound to an interface
 later on. Bound to `lo` it refuses connections from other machines, over IPv4 and IPv6, and also
 connections of this machine to its other addresses. Since Linux 5.7 that takes no privileges.
+
+Until then, sockets that listen at the same port before the server does (SO_REUSEPORT, which gRPC
+sets, too) get all its connections: a filter of the kernel chooses the first socket of such a group.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import ipaddress
 import os
+import select
 import socket
+import struct
 from collections.abc import Iterator
-from typing import Any
 
 import psutil
 
 _LOOPBACK = b'lo'
-_CONNECTED = (psutil.CONN_ESTABLISHED, psutil.CONN_SYN_RECV)
+_SO_ATTACH_REUSEPORT_CBPF = 51  # of asm-generic/socket.h; Python has no name for it
+_RETURN_0 = struct.pack('HBBI', 0x06, 0, 0, 0)  # a classic BPF program: BPF_RET | BPF_K, 0
 _PROBE_SECONDS = 1.0
 
 
 def refusal() -> str:
-  """Tries, with a free port, whether `keep` can work here; returns the reason if it cannot, else ''."""
-  with socket.create_server(('', 0)) as probe:
+  """Tries, with a free port, whether `restricted` can work here; returns the reason if it cannot, else ''."""
+  addresses = _other_addresses()
+  with contextlib.ExitStack() as stack:
     try:
-      _bind_to_loopback(probe)
+      with restricted() as port:
+        probe = stack.enter_context(_listen(socket.AF_INET, port))
+        for address in ('127.0.0.1', *addresses):
+          _connects(address, port)
     except OSError as error:
       return f'SO_BINDTODEVICE: {error.strerror}'
-    port = probe.getsockname()[1]
-    for address in _other_addresses():
-      with (
-        contextlib.suppress(OSError),
-        contextlib.closing(socket.create_connection((address, port), timeout=_PROBE_SECONDS)),
-      ):
+    if select.select([probe], [], [], 0)[0]:
+      return 'SO_ATTACH_REUSEPORT_CBPF: has no effect'
+    for address in addresses:
+      if _connects(address, port):
         return f'SO_BINDTODEVICE: has no effect on {address}'
   return ''
 
 
-def keep(port: int) -> None:
-  """Makes a port at which this process listens refuse other machines.
+@contextlib.contextmanager
+def restricted(port: int = 0) -> Iterator[int]:
+  """Restricts a port to this machine for a server of this process that begins to listen within the context.
+
+  Within the context, no connection reaches the server. Connections made meanwhile are reset at its end.
+
+  Args:
+    port: number of the port; 0 for a free one.
+
+  Yields:
+    The number of the port.
 
   Raises:
-    OSError: the system does not support that.
-    RuntimeError: this process does not listen there, or another machine has already connected.
+    OSError: the system does not support that, or the port is in use.
+    RuntimeError: no socket of this process has begun to listen there.
   """
-  found = False
-  for listening in _listening(port):
-    _bind_to_loopback(listening)
-    found = True
+  with contextlib.ExitStack() as stack:
+    own = []
+    # The server has one of these: gRPC uses IPv4 where it finds no IPv6.
+    for family in (socket.AF_INET6, socket.AF_INET):
+      try:
+        own.append(stack.enter_context(_listen(family, port, first=True)))
+      except OSError:
+        if family == socket.AF_INET:
+          raise
+        continue
+      port = own[-1].getsockname()[1]
+    yield port
+    found = False
+    for listening in _listening(port):
+      _bind_to_loopback(listening)
+      found = found or not any(
+        os.path.sameopenfile(each.fileno(), listening.fileno()) for each in own
+      )
   if not found:
     raise RuntimeError(f'this process does not listen at port {port}')
-  connections: list[Any] = psutil.net_connections('tcp')
-  for connection in connections:
-    if connection.laddr[1:] != (port,) or connection.status not in _CONNECTED:
-      continue
-    peer = connection.raddr[0]
-    if not _is_loopback(peer):
-      raise RuntimeError(f'{peer} connected to port {port} before it was restricted')
+
+
+def _listen(family: socket.AddressFamily, port: int, first: bool = False) -> socket.socket:
+  """Listens at a port that sockets of this user share; if `first`, it gets all connections."""
+  listening = socket.socket(family, socket.SOCK_STREAM)
+  try:
+    if family == socket.AF_INET6:
+      listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # as gRPC does
+    for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+      listening.setsockopt(socket.SOL_SOCKET, option, 1)
+    listening.bind(('', port))
+    listening.listen()
+    if first:
+      code = ctypes.create_string_buffer(_RETURN_0)
+      program = struct.pack('HP', 1, ctypes.addressof(code))  # struct sock_fprog
+      listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, program)
+  except BaseException:
+    listening.close()
+    raise
+  return listening
+
+
+def _connects(address: str, port: int) -> bool:
+  with (
+    contextlib.suppress(OSError),
+    socket.create_connection((address, port), timeout=_PROBE_SECONDS),
+  ):
+    return True
+  return False
 
 
 def _bind_to_loopback(listening: socket.socket) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -285,16 +286,14 @@ def make_server(
 
   Raises:
     OSError: the system cannot restrict the port to this machine; see `loopback.refusal`.
-    RuntimeError: another machine connected before the port was restricted.
   """
   import reverb
 
   os.environ.update(connection.without_proxy([]))
   wanted = {table.name: table.info for table in tables}
   checkpointer = None if directory is None else checkpoint.checkpointer(directory)
-  server = reverb.Server(tables, port=port, checkpointer=checkpointer)
-  if not exposed:
-    loopback.keep(server.port)
+  with contextlib.nullcontext(port) if exposed else loopback.restricted(port or 0) as port:
+    server = reverb.Server(tables, port=port, checkpointer=checkpointer)
   for name, line in changed_settings(wanted, server.localhost_client().server_info()):
     logging.warning(
       'replay: table %r was restored with %s; use an empty directory to change it', name, line

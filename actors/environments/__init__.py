@@ -1,4 +1,9 @@
-"""Environments: `make` builds one from its name, or from the import path of a user's class."""
+"""Environments: `make` builds one from its name, or from the import path of a user's class.
+
+The package itself imports no JAX, so that a wrong name is refused soon.
+"""
+
+from __future__ import annotations
 
 import contextlib
 import functools
@@ -8,12 +13,14 @@ import itertools
 import numbers
 import sys
 import types
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from hephaestus.actors.environments import environment as environment_lib
-from hephaestus.actors.environments import host, names
-from hephaestus.actors.environments.environment import Environment
+from hephaestus.actors.environments import names
+
+if TYPE_CHECKING:
+  from hephaestus.actors.environments import host
+  from hephaestus.actors.environments.environment import Environment
 
 # Built-in environments: name -> import path. A module is imported when its environment is made.
 ENVIRONMENTS = {
@@ -44,7 +51,7 @@ FAMILIES = {
 NEEDS_PYTHON = {'navix': (3, 12)}
 
 # Families of environments that are stepped on the host. Nobody can list all their names, so the module
-# of such a family has only `make(name, **options)`, which raises ValueError for an unknown name.
+# of such a family has `make(name, **options)` and `check(name)`, which raise ValueError for an unknown one.
 HOST_FAMILIES = {
   'dm_env': 'hephaestus.actors.environments.dm_env',
   'gymnasium': 'hephaestus.actors.environments.gymnasium',
@@ -71,6 +78,8 @@ def register(environment: Any, known: str | None = None) -> str:
   Raises:
     ValueError: it is none of these.
   """
+  from hephaestus.actors.environments.environment import Environment  # which imports JAX
+
   is_made = 'gymnasium' in _libraries(type(environment))
   if not (isinstance(environment, Environment) or callable(environment) or is_made):
     raise ValueError(
@@ -97,6 +106,8 @@ def register(environment: Any, known: str | None = None) -> str:
 
 
 def _instance(name: str, chosen: dict[str, Any]) -> Environment:
+  from hephaestus.actors.environments.environment import Environment  # which imports JAX
+
   if name not in _instances:
     raise ValueError(
       f'environment.name={name!r}: was given as an instance, in another process; give it again, to '
@@ -119,6 +130,8 @@ def _from_factory(
   name: str, given: Any, *, max_steps: int | None = None, **options: Any
 ) -> Environment:
   """Makes an environment on the host from a class, a function or a made environment, see `register`."""
+  from hephaestus.actors.environments import host  # which imports JAX
+
   make_one = given
   if 'gymnasium' in _libraries(type(given)):
     make_one = functools.partial(_family('gymnasium/').make_again, given)
@@ -161,21 +174,18 @@ def make(name: str, /, **chosen: Any) -> Environment:
       the environment contradicts its own specs. The message names the field and the valid choices.
     ModuleNotFoundError: the module of a user's environment imports a module that does not exist.
   """
+  from hephaestus.actors.environments import environment as environment_lib  # which import JAX
+  from hephaestus.actors.environments import host
+
   family_name, slash, env_name = name.partition('/')
   if name.startswith(INSTANCE):
     environment = _instance(name, chosen)
   elif family_name in HOST_FAMILIES and slash:
     names.check_trust(name, 'environment.name')
     environment = _family(name).make(env_name, **chosen)
-  elif slash:
-    known = options(name)
-    for option, value in chosen.items():
-      _check_option(name, option, value, known)
-    environment = _family(name).make(env_name, **chosen)
   else:
-    constructor = _constructor(name)
-    check_options(name, constructor, chosen)
-    environment = constructor(**chosen)
+    check(name, chosen)
+    environment = _family(name).make(env_name, **chosen) if slash else _constructor(name)(**chosen)
     _check_kind(name, type(environment))
   if isinstance(environment, host.HostEnvironment):
     return environment  # which has checked itself
@@ -186,8 +196,30 @@ def make(name: str, /, **chosen: Any) -> Environment:
   return environment
 
 
+def check(name: str, chosen: Mapping[str, Any]) -> None:
+  """Checks name and options as `make` does, without making an environment.
+
+  Options of a family of `HOST_FAMILIES` are not known.
+
+  Raises:
+    ValueError, ModuleNotFoundError: as `make`.
+  """
+  family_name, slash, env_name = name.partition('/')
+  if family_name in HOST_FAMILIES and slash:
+    names.check_trust(name, 'environment.name')
+    _family(name).check(env_name)
+  elif slash:
+    known = options(name)
+    for option, value in chosen.items():
+      _check_option(name, option, value, known)
+  else:
+    check_options(name, _constructor(name), chosen)
+
+
 def _check_kind(name: str, kind: type) -> None:
   """Raises ValueError for a class that is no environment; those of gymnasium and dm_env have families."""
+  from hephaestus.actors.environments.environment import Environment  # which imports JAX
+
   remedies = {
     'gymnasium': 'register it by gymnasium.register and give gymnasium/'
     f'{name.partition(":")[0]}:ID, where ID is the name that was registered',
@@ -202,12 +234,18 @@ def _check_kind(name: str, kind: type) -> None:
 
 
 def check_name(name: str) -> None:
-  """Raises ValueError for a name that is no built-in one, no import path, and of no family; imports nothing."""
+  """Checks a name soon: imports no family of environments, and nothing but what an import path names.
+
+  Raises:
+    ValueError, ModuleNotFoundError: there is no such family or, outside of families, no such
+      environment; or a file that is not trusted gives the name.
+  """
+  names.check_trust(name, 'environment.name')
   family_name, slash, _ = name.partition('/')
   if slash and family_name not in FAMILIES | HOST_FAMILIES:
     _family(name)
-  elif not (slash or name.startswith(INSTANCE) or names.is_import_path(name)):
-    _constructor(name)
+  elif not (slash or name.startswith(INSTANCE) or name in ENVIRONMENTS):
+    names.resolve(name, ENVIRONMENTS, field='environment.name', kind='environment', listing=LISTING)
 
 
 def family(name: str) -> types.ModuleType:
@@ -287,7 +325,7 @@ def _constructor(name: str) -> Callable[..., Any]:
   return found
 
 
-def check_options(name: str, constructor: Callable[..., Any], options: dict[str, Any]) -> None:
+def check_options(name: str, constructor: Callable[..., Any], options: Mapping[str, Any]) -> None:
   """Checks that a constructor can be called with some options.
 
   Args:

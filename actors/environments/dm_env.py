@@ -28,13 +28,7 @@ def make(path: str, /, *, max_steps: int = 1000, **options: Any) -> host.HostEnv
     ModuleNotFoundError: the callable's module imports a module that does not exist.
   """
   name = f'dm_env/{path}'
-  if ':' not in path:
-    raise ValueError(f"environment.name={name!r}: write it as 'dm_env/package.module:callable'")
-  make_one = _resolve(path)
-  if inspect.isclass(make_one) and not issubclass(make_one, dm_env.Environment):
-    raise ValueError(
-      f'environment.name={name!r}: is a class {make_one.__name__}, a dm_env.Environment is needed'
-    )
+  make_one = check(path)
   environments.check_options(
     name, make_one, {'seed': 0} | options if _takes_seed(make_one) else options
   )
@@ -42,6 +36,19 @@ def make(path: str, /, *, max_steps: int = 1000, **options: Any) -> host.HostEnv
     return host.HostEnvironment(functools.partial(_of_path, path, options), max_steps)
   except ValueError as error:
     raise ValueError(f'environment.name={name!r}: {error}') from error
+
+
+def check(path: str) -> Callable[..., Any]:
+  """Imports the callable and returns it; raises as `make`, which calls it."""
+  name = f'dm_env/{path}'
+  if ':' not in path:
+    raise ValueError(f"environment.name={name!r}: write it as 'dm_env/package.module:callable'")
+  make_one = _resolve(path)
+  if inspect.isclass(make_one) and not issubclass(make_one, dm_env.Environment):
+    raise ValueError(
+      f'environment.name={name!r}: is a class {make_one.__name__}, a dm_env.Environment is needed'
+    )
+  return make_one
 
 
 def _resolve(path: str) -> Callable[..., Any]:

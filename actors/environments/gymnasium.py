@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from absl import logging
 from dm_env import specs
 from gymnasium import error as gymnasium_error
 from gymnasium import spaces
+from gymnasium.envs import registration
 
 from hephaestus.actors.environments import host
 
@@ -37,16 +39,33 @@ def make(id: str, /, *, max_steps: int | None = None, **options: Any) -> host.Ho
       space is not supported, `max_steps` is invalid, or it is None and the registry has no limit; or a
       reset or a step contradicts the spaces.
   """
+  check(id)
+  try:
+    return host.HostEnvironment(functools.partial(_of_registry, id, options), max_steps)
+  except ValueError as error:
+    raise ValueError(f'environment.name={f"gymnasium/{id}"!r}: {error}') from error
+
+
+def check(id: str) -> None:
+  """Raises ValueError if gymnasium is older than 1.0 or has no such environment; imports its module."""
   name = f'environment.name={f"gymnasium/{id}"!r}'
   if int(gymnasium.__version__.partition('.')[0]) < 1:  # in 0.29 `max_episode_steps=-1` is a limit
     raise ValueError(
       f'{name}: needs gymnasium 1 or newer, {gymnasium.__version__} is installed; '
       "`pip install 'gymnasium>=1'` updates it"
     )
+  module, _, known = id.rpartition(':')
   try:
-    return host.HostEnvironment(functools.partial(_of_registry, id, options), max_steps)
-  except ValueError as error:
-    raise ValueError(f'{name}: {error}') from error
+    if module:
+      importlib.import_module(module)
+    namespace, stem, version = registration.parse_env_id(known)
+    if version is None:  # as `gymnasium.make` does
+      version = registration.find_highest_version(namespace, stem)
+    gymnasium.spec(registration.get_env_id(namespace, stem, version))
+  except gymnasium_error.UnregisteredEnv as error:
+    raise ValueError(f'{name}: no such environment; {_nearest(id)}') from error
+  except (gymnasium_error.Error, ImportError) as error:
+    raise ValueError(f'{name}: {str(error).splitlines()[0]}') from error
 
 
 def _nearest(id: str) -> str:
@@ -64,8 +83,6 @@ def _of_registry(id: str, options: dict[str, Any]) -> '_GymnasiumEnv':
   try:
     # `HostEnvironment` truncates, so the registry's limit is off.
     env = gymnasium.make(id, disable_env_checker=True, max_episode_steps=-1, **options)
-  except gymnasium_error.UnregisteredEnv as error:
-    raise ValueError(f'no such environment; {_nearest(id)}') from error
   except (gymnasium_error.Error, ImportError, AssertionError, TypeError, ValueError) as error:
     raise ValueError(str(error).split('\n')[0]) from error
   # The render mode must be chosen at construction; frames are rendered only on request.

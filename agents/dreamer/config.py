@@ -1,10 +1,6 @@
-"""DreamerConfig: sizes and constants of the world-model agent."""
+"""DreamerConfig: sizes and constants of the world-model agent; imports no JAX."""
 
 import dataclasses
-
-import jax.numpy as jnp
-
-from hephaestus.agents import distributions
 
 # The critic learns three times as fast as the actor: a value that lags behind is the same in all good
 # states, and hides what will go wrong after more steps than it has learned of.
@@ -16,6 +12,7 @@ RELATIVE_FLOOR = 0.1  # least divisor of the task's advantages, as a share of it
 NOVELTY_FLOOR = 1e-3  # least divisor of novelty's advantages
 INTRINSIC_FLOOR = 0.1  # the same for other intrinsic rewards; vitals of 0 cost at most 1.44
 AVERAGE_CHANGE_RATE = 0.02  # of the moving average of the networks that novelty reads
+LATENTS = ('categorical', 'gaussian')  # keys of `distributions.LATENTS`
 SCORES = ('learned', 'source', 'random', 'fixed')  # of a workspace; all but the first are baselines
 # Rates of the fast and slow averages of novelty, which give competence: see `intrinsic.update`.
 COMPETENCE_FAST, COMPETENCE_SLOW = 0.1, 0.005
@@ -93,8 +90,7 @@ class DreamerConfig:
       if not fine:
         raise ValueError(f'agent.{name}={getattr(self, name)!r}: {remedy}')
 
-    latents = sorted(distributions.LATENTS)
-    check(self.latent in distributions.LATENTS, 'latent', f'choose one of {latents}')
+    check(self.latent in LATENTS, 'latent', f'choose one of {list(LATENTS)}')
     check(
       self.novelty in ('information_gain', 'clean', 'prediction_error'),
       'novelty',
@@ -153,6 +149,8 @@ class DreamerConfig:
     It is not looked up by name: once TensorFlow 2.8 is imported, the name 'bfloat16' gives
     TensorFlow's own type, which JAX does not accept.
     """
+    import jax.numpy as jnp
+
     return jnp.bfloat16 if self.compute_dtype == 'bfloat16' else jnp.float32
 
 

@@ -1,15 +1,20 @@
-"""Records of the dreamer and of its baseline `plain`; see `records.AgentRecord`."""
+"""Records of the dreamer and of its baseline `plain`; see `records.AgentRecord`. Imports no JAX."""
+
+from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.launch import config as launch_config
 from hephaestus.launch import records
 from hephaestus.launch.agents import presets
-from hephaestus.learner import advice, dreamer_update
+from hephaestus.learner import advice
 from hephaestus.learner import config as learner_config
+
+if TYPE_CHECKING:
+  from hephaestus.agents.dreamer import agent as dreamer_agent
+  from hephaestus.learner import dreamer_update
 
 BASIC = (
   'agent.gamma', 'agent.entropy_scale', 'agent.novelty_scale', 'agent.ensemble_size',
@@ -31,11 +36,15 @@ class Dreamer(records.AgentRecord):
   indifferent_keys = ('max_environment_steps',)  # no rate is annealed
 
   def make(self, config: Any, observation_spec: Any, action_spec: Any) -> dreamer_agent.Dreamer:
+    from hephaestus.agents.dreamer import agent as dreamer_agent
+
     return dreamer_agent.make_dreamer(config, observation_spec, action_spec)
 
   def make_update(
     self, config: launch_config.ExperimentConfig, trained: Any, *, num_devices: int
   ) -> dreamer_update.Update:
+    from hephaestus.learner import dreamer_update
+
     config.learner.batch_per_device(num_devices)
     return dreamer_update.make_update(trained, config.learner)
 

@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import psutil
 
-from hephaestus.actors import actor, evaluator
-from hephaestus.agents import masked_ppo
+from hephaestus.actors import config as actors_config
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.agents import machine
@@ -33,8 +32,8 @@ def laptop(environment: str) -> launch_config.ExperimentConfig:
     learner=learner_config.LearnerConfig(
       batch_size=16, model_learning_rate=1e-3, policy_learning_rate=3e-4, publish_period=8
     ),
-    actor=actor.ActorConfig(num_actors=1, num_envs=16, sequence_length=32),
-    evaluator=evaluator.EvaluatorConfig(),
+    actor=actors_config.ActorConfig(num_actors=1, num_envs=16, sequence_length=32),
+    evaluator=actors_config.EvaluatorConfig(),
     max_environment_steps=45_000,
     accelerator=False,
   )
@@ -54,8 +53,8 @@ def gpu(environment: str) -> launch_config.ExperimentConfig:
       max_in_flight=64,
     ),
     learner=learner_config.LearnerConfig(batch_size=256),
-    actor=actor.ActorConfig(num_actors=2, num_envs=64, sequence_length=50),
-    evaluator=evaluator.EvaluatorConfig(),
+    actor=actors_config.ActorConfig(num_actors=2, num_envs=64, sequence_length=50),
+    evaluator=actors_config.EvaluatorConfig(),
     max_environment_steps=10_000_000,
   )
 
@@ -74,8 +73,8 @@ def tpu_v4_8(environment: str) -> launch_config.ExperimentConfig:
       max_in_flight=128,
     ),
     learner=learner_config.LearnerConfig(batch_size=256),
-    actor=actor.ActorConfig(num_actors=8, num_envs=64, sequence_length=50),
-    evaluator=evaluator.EvaluatorConfig(),
+    actor=actors_config.ActorConfig(num_actors=8, num_envs=64, sequence_length=50),
+    evaluator=actors_config.EvaluatorConfig(),
     max_environment_steps=100_000_000,
   )
 
@@ -134,6 +133,8 @@ def on_policy_queue(num_envs: int) -> tables.ReplayConfig:
 
 def ppo_laptop(environment: str) -> launch_config.ExperimentConfig:
   """PPO on two CPU cores: short unrolls, many small optimizer steps."""
+  from hephaestus.agents import masked_ppo  # which imports JAX
+
   memory = psutil.virtual_memory().total / 2**30
   num_envs = _envs_for(memory, usual=256, needed=2.0)
   return launch_config.ExperimentConfig(
@@ -142,8 +143,8 @@ def ppo_laptop(environment: str) -> launch_config.ExperimentConfig:
     agent=masked_ppo.PPOConfig(hidden_size=192, levels=9, entropy_scale=0.01),
     replay=on_policy_queue(num_envs),
     learner=learner_config.PPOLearnerConfig(num_minibatches=8, num_epochs=3, learning_rate=1e-3),
-    actor=actor.ActorConfig(num_envs=num_envs, sequence_length=33),
-    evaluator=evaluator.EvaluatorConfig(),
+    actor=actors_config.ActorConfig(num_envs=num_envs, sequence_length=33),
+    evaluator=actors_config.EvaluatorConfig(),
     max_environment_steps=2_000_000,
     accelerator=False,
   )
@@ -159,14 +160,16 @@ def ppo_gpu(environment: str) -> launch_config.ExperimentConfig:
 
 
 def _ppo_at_large(environment: str, num_envs: int) -> launch_config.ExperimentConfig:
+  from hephaestus.agents import masked_ppo  # which imports JAX
+
   return launch_config.ExperimentConfig(
     agent_name='ppo',
     environment={'name': environment},
     agent=masked_ppo.PPOConfig(image_channels=64, entropy_scale=0.01),
     replay=on_policy_queue(num_envs),
     learner=learner_config.PPOLearnerConfig(),
-    actor=actor.ActorConfig(num_envs=num_envs, sequence_length=129),
-    evaluator=evaluator.EvaluatorConfig(),
+    actor=actors_config.ActorConfig(num_envs=num_envs, sequence_length=129),
+    evaluator=actors_config.EvaluatorConfig(),
     max_environment_steps=100_000_000,
   )
 

@@ -239,11 +239,11 @@ def _bench(arguments: argparse.Namespace) -> int:
     simulated = f'--xla_force_host_platform_device_count={max(arguments.devices or [8])}'
     os.environ.setdefault('XLA_FLAGS', simulated)
   from hephaestus.launch.files import metrics
-  from hephaestus.launch.run import preflight
+  from hephaestus.launch.run import packages
   from hephaestus.learner import bench as learner_bench
 
   if arguments.target in ('end-to-end', 'replay'):
-    preflight.check_distributed(f'bench {arguments.target}', ALONE)
+    packages.check_distributed(f'bench {arguments.target}', ALONE)
   measure = {
     'learner': _learner_figures,
     'end-to-end': _end_to_end_figures,
@@ -320,10 +320,10 @@ def _learning_settings(arguments: argparse.Namespace) -> Any:
   """Settings of all runs; raises ValueError for an invalid flag before anything starts."""
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.bench.learning import runs as runs_lib
-  from hephaestus.launch.run import preflight
+  from hephaestus.launch.run import packages
 
   if arguments.distributed:
-    preflight.check_distributed('--distributed', 'leave it out for runs of one process')
+    packages.check_distributed('--distributed', 'leave it out for runs of one process')
   for assignment in arguments.set:
     if assignment.startswith(('environment.', 'seed=', 'max_environment_steps=')):
       raise ValueError(f'--set {assignment}: is decided by the suite and --seeds')

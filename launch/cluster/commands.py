@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hephaestus.launch import records
 from hephaestus.launch.run import commands as run_commands
-from hephaestus.launch.run import flags
+from hephaestus.launch.run import flags, packages
 
 if TYPE_CHECKING:
   from hephaestus.launch import config as launch_config
@@ -131,7 +131,7 @@ def _launch(arguments: argparse.Namespace) -> int:
   from hephaestus.launch.run import preflight
   from hephaestus.learner import profile as profile_lib
 
-  preflight.check_distributed('several hosts', ONE_PROCESS)
+  packages.check_distributed('several hosts', ONE_PROCESS)
   import portpicker
 
   path = pathlib.Path(arguments.hosts)
@@ -189,7 +189,7 @@ def _node(arguments: argparse.Namespace) -> int:
   from hephaestus.launch.agents import machine
   from hephaestus.launch.run import preflight
 
-  preflight.check_distributed('several hosts', ONE_PROCESS)
+  packages.check_distributed('several hosts', ONE_PROCESS)
   from hephaestus.launch.cluster import handshake, node
   from hephaestus.launch.cluster import hosts as hosts_lib
   from hephaestus.launch.files import folder as folder_lib

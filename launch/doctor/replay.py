@@ -12,8 +12,8 @@ from hephaestus.launch import config as launch_config
 from hephaestus.launch.doctor import check as check_lib
 from hephaestus.launch.inspect import device_replay
 from hephaestus.launch.interface import policy as policy_lib
+from hephaestus.launch.run import packages
 from hephaestus.launch.run import parts as parts_lib
-from hephaestus.launch.run import preflight
 
 PART = 'replay'
 PAIRS = 64  # pairs of consecutive sequences whose states are compared
@@ -35,7 +35,7 @@ def check(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> list[
   if config.fused:
     report = device_replay.read(str(folder))
     return _of_ratio(report, config) + _of_strata(report['strata'], 'age')
-  if not preflight.has_distributed() or not any((folder / 'replay').iterdir()):
+  if not packages.has_distributed() or not any((folder / 'replay').iterdir()):
     return []
   from hephaestus.launch.inspect import stored  # which imports Reverb
 

@@ -36,17 +36,38 @@ def resume_command(folder: pathlib.Path, config: launch_config.ExperimentConfig)
   return f'hephaestus train --run {folder}' + ' --trust' * any(map(names.needs_trust, given))
 
 
-def claim(config: launch_config.ExperimentConfig) -> pathlib.Path:
-  """Makes a new run folder, empty, so that no other run of the same second takes its name."""
+@contextlib.contextmanager
+def claimed(
+  config: launch_config.ExperimentConfig, given: pathlib.Path | None = None
+) -> Iterator[pathlib.Path]:
+  """Makes a run folder, and at the end of the context removes what it has made, where that is empty.
+
+  So a folder that cannot be made is refused at once, and no other run of the same second takes its name.
+
+  Args:
+    config: config of the run.
+    given: folder of the run, which may exist; None for a new one, see `new`.
+
+  Raises:
+    ValueError: the folder cannot be made or written to, or has other files but no config.
+  """
   while True:
-    folder = new(config)
+    folder = new(config) if given is None else given
+    check_place(folder)
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
-      folder.mkdir(parents=True)
-      return folder
+      folder.mkdir(parents=True, exist_ok=given is not None)
+      break
     except FileExistsError:
       continue
     except OSError as error:
       raise ValueError(f'--run {folder}: cannot be written to ({error.strerror})') from None
+  try:
+    yield folder
+  finally:
+    with contextlib.suppress(OSError):  # it is not empty, once the run has begun
+      for each in missing:
+        each.rmdir()
 
 
 def check_place(folder: pathlib.Path) -> None:

@@ -14,8 +14,8 @@ from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import history, metrics
 from hephaestus.launch.inspect import last_known
+from hephaestus.launch.run import packages
 from hephaestus.launch.run import parts as parts_lib
-from hephaestus.launch.run import preflight
 from hephaestus.learner import advice
 from hephaestus.replay import inspector, tables
 
@@ -64,7 +64,7 @@ def find(target: str) -> Target:
 
 def _check_packages(target: str) -> None:
   remedy = '`hephaestus dashboard` and `report` show its metrics without'
-  preflight.check_distributed(f'{target}: its replay', remedy)
+  packages.check_distributed(f'{target}: its replay', remedy)
 
 
 def starts_of_replay(folder: pathlib.Path, name: str) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from hephaestus.launch.run import flags
+from hephaestus.launch.run import flags, packages
 
 
 def add(commands: Any) -> None:
@@ -85,10 +85,13 @@ def train(arguments: argparse.Namespace) -> int:
 
 
 def _config(arguments: argparse.Namespace) -> int:
+  from hephaestus.actors import environments
   from hephaestus.launch import config_file
 
   with contextlib.redirect_stdout(sys.stderr):  # stdout is a file for --config
     config = flags.make_config(arguments)
+    options = dict(config.environment)
+    environments.check(options.pop('name'), options)
   print(config_file.to_yaml(config), end='')
   return 0
 
@@ -108,16 +111,8 @@ def begin(arguments: argparse.Namespace, config: Any) -> int:
   """
   from hephaestus.launch.files import folder as folder_lib
 
-  if arguments.run is not None:
-    folder_lib.check_place(arguments.run)  # before imports that take seconds
-    return _begin(arguments, config, arguments.run)
-  folder = folder_lib.claim(config)
-  try:
+  with folder_lib.claimed(config, arguments.run) as folder:  # before imports that take seconds
     return _begin(arguments, config, folder)
-  finally:
-    with contextlib.suppress(OSError):  # it is not empty, once the run has begun
-      folder.rmdir()
-      folder.parent.rmdir()
 
 
 def _begin(arguments: argparse.Namespace, config: Any, folder: pathlib.Path) -> int:
@@ -133,7 +128,7 @@ def _begin(arguments: argparse.Namespace, config: Any, folder: pathlib.Path) -> 
   if here.lack and not config.accelerator:
     print(f'{here.lack}. Training on the CPU', flush=True)
   if not config.fused:
-    preflight.check_distributed(*flags.several_processes(arguments, config))
+    packages.check_distributed(*flags.several_processes(arguments, config))
   with contextlib.nullcontext() if config.fused else fork_server() as forks:
     if arguments.expose and config.fused:
       raise ValueError('--expose: a fused run listens at no port; leave it out, or add --no-fused')

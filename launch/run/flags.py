@@ -7,6 +7,7 @@ import pathlib
 from typing import TYPE_CHECKING, Any
 
 from hephaestus.launch import records
+from hephaestus.launch.run import packages
 
 if TYPE_CHECKING:
   from hephaestus.launch import config_file
@@ -118,11 +119,9 @@ def make_config(arguments: argparse.Namespace) -> Any:
     ValueError: a flag or key is invalid, or needs packages that are not installed; names it.
   """
   from hephaestus.actors import environments
-  from hephaestus.actors.environments import names
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.agents import presets
   from hephaestus.launch.files import folder as folder_lib
-  from hephaestus.launch.run import preflight
 
   records.given_names(arguments.agent, arguments.env)
   file = _file(arguments)
@@ -154,14 +153,13 @@ def make_config(arguments: argparse.Namespace) -> Any:
   if arguments.seed is not None:
     overrides.append(f'seed={arguments.seed}')
   config = launch_config.override(config, overrides, _values(file, config))
+  environments.check_name(config.environment['name'])
   is_asked = arguments.fused is not None or sets(arguments, 'learner.fused')
   can_change = is_new and not is_asked and config.record.can_fuse and not config.fused
-  if can_change and not preflight.has_distributed():
+  if can_change:
     config = _in_one_process(arguments, config)
   if arguments.reset_moments and not (config.fused and config.record.on_policy):
     raise ValueError('--reset-moments: is for fused runs of an on-policy agent; leave it out')
-  environments.check_name(config.environment['name'])
-  names.check_trust(config.environment['name'], 'environment.name')
   if config.fused and config.actor.num_actors > 1:
     raise ValueError(
       f'actor.num_actors={config.actor.num_actors}: a fused run has no actors of its own; use 1, or '
@@ -183,24 +181,23 @@ def several_processes(arguments: argparse.Namespace, config: Any) -> tuple[str, 
 
 
 def _in_one_process(arguments: argparse.Namespace, config: Any) -> Any:
-  """Converts the config of a run of several processes, which cannot run here, to a fused run's.
+  """Converts the config of a run of several processes to a fused run's where their packages are missing.
 
   Raises:
     ValueError: a flag asks for several processes; names it.
   """
   from hephaestus.launch import config as launch_config
-  from hephaestus.launch.run import preflight
 
+  if packages.has_distributed():
+    return config
   for key in SEVERAL:
     section, name = key.split('.')
     count = getattr(getattr(config, section), name)
     if count > 1 and sets(arguments, key):
-      preflight.check_distributed(
-        f'{key}={count}', 'leave it out to train in one process (--fused)'
-      )
+      packages.check_distributed(f'{key}={count}', 'leave it out to train in one process (--fused)')
   if arguments.expose:
-    preflight.check_distributed('--expose', 'leave it out to train in one process (--fused)')
-  print(f'one process, as with --fused: several need {preflight.DISTRIBUTED}', flush=True)
+    packages.check_distributed('--expose', 'leave it out to train in one process (--fused)')
+  print(f'one process, as with --fused: several need {packages.DISTRIBUTED}', flush=True)
   return launch_config.override(config, ['actor.num_actors=1', 'learner.fused=True'])
 
 
@@ -268,7 +265,6 @@ def _config_of_origin(arguments: argparse.Namespace) -> Any:
     ValueError: a flag does not go with --from, or there is no such run; names the flag or the folder.
   """
   from hephaestus.launch.files import folder as folder_lib
-  from hephaestus.launch.run import origin as origin_lib
 
   if arguments.run is not None and (arguments.run / folder_lib.CONFIG).exists():
     raise ValueError(
@@ -281,10 +277,18 @@ def _config_of_origin(arguments: argparse.Namespace) -> Any:
         f'--{name} {getattr(arguments, name)}: a run --from another has its agent and sizes; leave it '
         'out, and change the rest with --set'
       )
-  config = folder_lib.load_config(origin_lib.parse(arguments.origin)[0])
+  config = folder_lib.load_config(parse_origin(arguments.origin)[0])
   if arguments.env is not None and arguments.env != config.environment['name']:
     config = dataclasses.replace(config, environment={'name': arguments.env})
   return config
+
+
+def parse_origin(text: str) -> tuple[pathlib.Path, str | None]:
+  """Splits RUN[@best|@STEP] into the run's folder and 'best' or STEP, None for the newest checkpoint."""
+  folder, separator, which = text.rpartition('@')
+  if not separator or pathlib.Path(text).is_dir():
+    return pathlib.Path(text), None
+  return pathlib.Path(folder), which
 
 
 def preset_config(arguments: argparse.Namespace) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
+from hephaestus.launch.run import flags
 from hephaestus.launch.run import fused as fused_run
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.learner import checkpoint
@@ -33,14 +34,6 @@ class Origin(NamedTuple):
   fields: dict[str, Any]
 
 
-def parse(text: str) -> tuple[pathlib.Path, str | None]:
-  """Splits RUN[@best|@STEP] into the run's folder and 'best' or STEP, None for the newest checkpoint."""
-  folder, separator, which = text.rpartition('@')
-  if not separator or pathlib.Path(text).is_dir():
-    return pathlib.Path(text), None
-  return pathlib.Path(folder), which
-
-
 def load(text: str, config: launch_config.ExperimentConfig) -> Origin:
   """Restores the parameters of an older run, and checks that they fit a new one.
 
@@ -51,7 +44,7 @@ def load(text: str, config: launch_config.ExperimentConfig) -> Origin:
   Raises:
     ValueError: there is no such checkpoint, or its arrays have other shapes than the new run's.
   """
-  folder, which = parse(text)
+  folder, which = flags.parse_origin(text)
   try:
     step, train = _find_train(folder, which)
   except ValueError as error:

@@ -1,6 +1,5 @@
-"""Checks before anything starts: packages, environment, memory, addresses and the updates to profile."""
+"""Checks before anything starts: environment, memory, addresses and the updates to profile."""
 
-import importlib.util
 import math
 import pathlib
 import shutil
@@ -17,25 +16,6 @@ from hephaestus.launch.run import variables
 from hephaestus.learner import checkpoint
 from hephaestus.learner import profile as profile_lib
 from hephaestus.replay import loopback, tables
-
-# The packages of several processes, for a refusal.
-DISTRIBUTED = "the extra `distributed` (pip install 'hephaestus[distributed]', for Python 3.10 on Linux x86-64 alone)"
-
-
-def has_distributed() -> bool:
-  """Whether the packages that a run of several processes needs are installed; imports none of them."""
-  return all(importlib.util.find_spec(name) for name in ('launchpad', 'portpicker', 'reverb'))
-
-
-def check_distributed(name: str, remedy: str) -> None:
-  """Raises ValueError where the packages that several processes need are not installed.
-
-  Args:
-    name: flag, key or feature that needs them; the message begins with it.
-    remedy: how to do without them; the message ends with it.
-  """
-  if not has_distributed():
-    raise ValueError(f'{name}: needs {DISTRIBUTED}; {remedy}')
 
 
 def check_environment(config: launch_config.ExperimentConfig) -> list[str]:

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from hephaestus.launch.run import commands as run_commands
+from hephaestus.launch.run import packages
 
 
 def add(commands: Any) -> None:
@@ -87,7 +88,7 @@ def _check_first(config: Any) -> None:
   machine.check(config, machine.find())
   jax.config.update('jax_platforms', 'cpu')  # accelerators are for the runs
   if not config.fused:
-    preflight.check_distributed('--no-fused', 'train in one process with --fused')
+    packages.check_distributed('--no-fused', 'train in one process with --fused')
   preflight.check_environment(config)
   if not config.fused:
     preflight.check_memory(config)

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from hephaestus.actors import actor, rollout
+from hephaestus.actors import config as actors_config
 
-CONFIG = actor.ActorConfig(num_envs=3, sequence_length=2)
+CONFIG = actors_config.ActorConfig(num_envs=3, sequence_length=2)
 
 
 def report(explores):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tiny
 
+from hephaestus.actors import config as actors_config
 from hephaestus.actors import environments, episodes, evaluator, rollout
 from hephaestus.actors.environments import catch, wrappers
 from hephaestus.actors.environments import environment as environment_lib
@@ -231,15 +232,15 @@ def test_evaluation_of_endless_episodes_stops_at_a_signal(endless, traced):
 
 
 def test_evaluation_is_due_by_steps_where_asked():
-  schedule = evaluator.Schedule(evaluator.EvaluatorConfig(period=1e9, period_steps=100))
+  schedule = evaluator.Schedule(actors_config.EvaluatorConfig(period=1e9, period_steps=100))
   assert schedule.is_due(30)
   schedule.begin(30)
   assert [schedule.is_due(step) for step in (30, 99, 100, 250)] == [False, False, True, True]
   schedule.begin(250)
   assert [schedule.is_due(step) for step in (250, 299, 300)] == [False, False, True]
-  by_time = evaluator.Schedule(evaluator.EvaluatorConfig(period=1e9))
+  by_time = evaluator.Schedule(actors_config.EvaluatorConfig(period=1e9))
   assert by_time.is_due(0)
   by_time.begin(0)
   assert not by_time.is_due(10**9)
   with pytest.raises(ValueError, match=r'evaluator\.period_steps=0: must be at least 1'):
-    evaluator.EvaluatorConfig(period_steps=0)
+    actors_config.EvaluatorConfig(period_steps=0)

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from hephaestus.agents import distributions
 from hephaestus.agents.dreamer import config as dreamer_config
 
 
@@ -50,3 +51,7 @@ def test_config_is_frozen():
   config = dreamer_config.DreamerConfig()
   with pytest.raises(dataclasses.FrozenInstanceError):
     config.gamma = 0.5
+
+
+def test_each_latent_has_a_distribution():
+  assert set(dreamer_config.LATENTS) == set(distributions.LATENTS)

@@ -49,9 +49,12 @@ def test_preset_is_of_what_the_installed_jax_can_use(fake, drivers, has, preset,
   assert (found.lack is None) if extra is None else (extra in found.lack)
 
 
-def test_chips_are_looked_for_as_jax_does(monkeypatch):
+def test_chips_are_looked_for_as_jax_does(monkeypatch, tmp_path):
   from jax._src import hardware_utils
 
+  (tmp_path / '0000:00:05.0').mkdir()
+  (tmp_path / '0000:00:05.0' / 'vendor').write_text('0x1ae0\n')
+  monkeypatch.setattr(machine, 'PCI', tmp_path)
   monkeypatch.setattr(hardware_utils, 'num_available_tpu_chips_and_device_id', lambda: (4, 'v5e'))
   assert machine._tpu_chips() == 4
   monkeypatch.delattr(hardware_utils, 'num_available_tpu_chips_and_device_id')

@@ -187,11 +187,85 @@ def test_bad_input_ends_with_one_line(tmp_path, monkeypatch, capsys, arguments):
   assert [path.name for path in tmp_path.iterdir()] == ['interpolation.yaml']
 
 
+WITHOUT_JAX = """
+import contextlib, io, json, sys
+from hephaestus.launch import main
+rows = []
+for arguments in json.load(sys.stdin):
+  with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+    code = main.run(main.parse(['hephaestus', *arguments]))
+  rows.append([code, out.getvalue(), err.getvalue().count('\\n')])
+heavy = {'jax', 'flax', 'optax', 'orbax', 'launchpad', 'reverb', 'tensorflow'}
+print(json.dumps([rows, sorted(heavy & sys.modules.keys())]))
+"""
+
+
+def test_wrong_input_is_refused_before_imports_that_take_seconds(tmp_path):
+  (tmp_path / 'interpolation.yaml').write_text('seed: ${seed}\n')
+  arguments = [
+    ['train', '--run', 'x' * 300],
+    ['train', '--run', '/proc/x'],
+    ['train', '--run', '/dev/null/x'],
+    ['train', '--seed', '1' * 23],
+    ['train', '--steps', '0'],
+    ['train', '--env', '..:x'],
+    ['train', '--env', 'nosuch'],
+    ['train', '--env', 'nosuch/Thing'],
+    ['train', '--env', 'nosuch:Thing'],
+    ['train', '--set', 'environment.name=[1]'],
+    ['train', '--set', 'environment.name=null'],
+    ['train', '--set', 'replay.strata[x].max_size=3'],
+    ['train', '--set', 'learner.batch_size=x'],
+    ['train', '--set', 'nosuch=1'],
+    ['train', '--agent', 'nosuch'],
+    ['train', '--agent', 'nosuch:Thing'],
+    ['train', '--preset', 'nosuch'],
+    ['train', '--from', 'nosuch'],
+    ['train', '--config', 'interpolation.yaml'],
+    ['config', '--config', 'nosuch.yaml'],
+    ['config', '--env', 'nosuch'],
+    ['config', '--env', 'nosuch:Thing'],
+  ]
+  process = subprocess.run(
+    [sys.executable, '-c', WITHOUT_JAX],
+    cwd=tmp_path, input=json.dumps(arguments), capture_output=True, text=True, check=True,
+  )  # fmt: skip
+  rows, heavy = json.loads(process.stdout)
+  assert heavy == []
+  for given, row in zip(arguments, rows, strict=True):
+    assert row == [2, '', 1], given
+  assert [path.name for path in tmp_path.iterdir()] == ['interpolation.yaml']
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    'gymnax/nosuch', 'gymnasium/nosuch', 'gymnasium/nosuch:Thing-v0', 'gymnasium/CartPole-v99',
+    'dm_env/nosuch', 'dm_env/nosuch:f',
+  ],
+)  # fmt: skip
+def test_config_refuses_what_train_would(name, capsys):
+  assert run('config', '--env', name) == 2
+  printed = capsys.readouterr()
+  assert f"environment.name='{name}': " in printed.err
+  assert (printed.out, printed.err.count('\n')) == ('', 1)
+
+
+@pytest.mark.parametrize('name', ['gymnasium/CartPole-v1', 'gymnasium/CartPole', 'catch'])
+def test_config_of_a_known_environment(name, capsys):
+  assert run('config', '--env', name) == 0
+  assert f'name: {name}' in capsys.readouterr().out
+  assert run('config', '--env', 'catch', '--set', 'environment.nosuch=1') == 2
+
+
 def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(folder_lib.time, 'strftime', lambda form: 'now')
-  names = [folder_lib.claim(presets.laptop('catch')).name for _ in range(3)]
+  with contextlib.ExitStack() as stack:
+    config = presets.laptop('catch')
+    names = [stack.enter_context(folder_lib.claimed(config)).name for _ in range(3)]
   assert names == ['catch-now', 'catch-now-2', 'catch-now-3']
+  assert not list(tmp_path.iterdir())  # nothing was written into them
 
 
 def test_environment_with_infinite_reward_is_refused_before_training(

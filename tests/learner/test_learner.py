@@ -13,6 +13,7 @@ import reverb
 import tiny
 
 from hephaestus.actors import actor, environments, rollout
+from hephaestus.actors import config as actors_config
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.launch.files import metrics
@@ -140,7 +141,9 @@ class Run:
         environment_step=lambda: (self.inserted() or 0) * (NUM_ROWS - 1),
       ),
       identity=actor.Identity(actor_id=0, seed=3, launch_id=1),
-      config=actor.ActorConfig(num_envs=NUM_WORLDS, sequence_length=NUM_ROWS, log_period=0.01),
+      config=actors_config.ActorConfig(
+        num_envs=NUM_WORLDS, sequence_length=NUM_ROWS, log_period=0.01
+      ),
       logger=metrics.make_logger(self.folder, 'actor-0', steps_key='environment_step'),
       should_stop=stop.is_set,
     )

@@ -2,11 +2,14 @@
 
 import contextlib
 import socket
+import struct
 
+import polling
 import psutil
 import pytest
+import reverb
 
-from hephaestus.replay import connection, loopback
+from hephaestus.replay import checkpoint, connection, loopback, tables, writer
 
 
 @pytest.fixture(scope='module')
@@ -44,21 +47,54 @@ def test_unexposed_server_refuses_other_addresses(restricts_ports, outside, serv
   assert connection.Connection(address, 'test').info() is not None
 
 
-def test_earlier_connection_of_another_machine_is_detected(restricts_ports, outside):
-  with socket.create_server(('', 0)) as server:
-    port = server.getsockname()[1]
-    with socket.create_connection((outside, port)):
-      with pytest.raises(RuntimeError, match=f'{outside} connected to port {port}'):
-        loopback.keep(port)
-      assert not connects(outside, port)
-    loopback.keep(port)
+def frame(kind, flags, stream, payload):
+  """A frame of HTTP/2."""
+  return struct.pack('>I', len(payload))[1:] + struct.pack('>BBI', kind, flags, stream) + payload
+
+
+def reset_request(table):
+  """The bytes by which a client of gRPC asks Reverb for `Reset`, with a new connection's preface."""
+  path = b'/deepmind.reverb.ReverbService/Reset'
+  fields = (b'\x04', path), (b'\x01', b'any'), (b'\x0f\x10', b'application/grpc')
+  headers = b'\x83\x86' + b''.join(name + bytes([len(text)]) + text for name, text in fields)
+  headers += b'\x00\x02te\x08trailers'
+  message = b'\x0a' + bytes([len(table)]) + table.encode()
+  data = b'\x00' + struct.pack('>I', len(message)) + message
+  parts = frame(4, 0, 0, b''), frame(1, 4, 1, headers), frame(0, 1, 1, data)
+  return b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + b''.join(parts)
+
+
+@pytest.mark.parametrize('restricts', [True, False])
+def test_request_before_the_restriction_does_not_reach_the_server(
+  restricts, restricts_ports, outside, serve, unlimited, schema, make_sequences, tmp_path
+):
+  """A peer that asks for a reset as soon as the port listens only empties a table of an exposed server."""
+  directory, config = str(tmp_path), unlimited()
+  first, address = serve(config, directory=directory)
+  entry = writer.Writer(address, config.strata, schema)
+  entry.write(make_sequences(0, 10), lambda: False)
+  checkpoint.save(first.localhost_client(), directory)
+  entry.close()
+  first.stop()
+  made = tables.make_tables(config, schema, batch_size=16, insert_size=10_000)
+  with loopback.restricted() if restricts else contextlib.nullcontext() as port:
+    server = reverb.Server(made, port=port, checkpointer=checkpoint.checkpointer(directory))
+    peer = socket.create_connection((outside, server.port), timeout=5.0)
+    peer.sendall(reset_request('episodic'))
+  size = lambda: server.localhost_client().server_info(timeout=10)['episodic'].current_size
+  with peer:
+    if restricts:
+      with pytest.raises(ConnectionResetError):
+        peer.recv(1)
+      assert size() == 10
+    else:
+      polling.until(lambda: size() == 0, 'the reset')
+  server.stop()
 
 
 def test_port_without_listener_raises():
-  with socket.socket() as bound:
-    bound.bind(('', 0))
-    with pytest.raises(RuntimeError, match='does not listen'):
-      loopback.keep(bound.getsockname()[1])
+  with pytest.raises(RuntimeError, match='does not listen'), loopback.restricted():
+    pass
 
 
 def test_refusal_describes_a_missing_or_ignored_permission(monkeypatch, outside):
@@ -69,3 +105,8 @@ def test_refusal_describes_a_missing_or_ignored_permission(monkeypatch, outside)
   assert loopback.refusal() == 'SO_BINDTODEVICE: Operation not permitted'
   monkeypatch.setattr(loopback, '_bind_to_loopback', lambda listening: None)
   assert loopback.refusal().startswith('SO_BINDTODEVICE: has no effect on ')
+
+
+def test_refusal_describes_a_kernel_that_does_not_choose_the_first_socket(monkeypatch):
+  monkeypatch.setattr(loopback, '_RETURN_0', struct.pack('HBBI', 0x06, 0, 0, 1))  # the server's
+  assert loopback.refusal() == 'SO_ATTACH_REUSEPORT_CBPF: has no effect'

@@ -142,7 +142,7 @@ def test_several_processes_run_beside_this_one(monkeypatch, tmp_path, capfd):
   )
   fake.chmod(0o755)
   monkeypatch.setattr(sys, 'executable', str(fake))
-  monkeypatch.setattr('hephaestus.launch.run.preflight.has_distributed', lambda: True)
+  monkeypatch.setattr('hephaestus.launch.run.packages.has_distributed', lambda: True)
   folder = tmp_path / 'run'
   with pytest.raises(ValueError, match=r'^x: y$'):
     hephaestus.train(
