@@ -175,6 +175,7 @@ def train(
     TypeError: there is no option of this name.
     RuntimeError: training failed; the output printed before shows why.
   """
+  flags.say_import('hephaestus.train')
   arguments = _command_defaults()
   unknown = sorted(options.keys() - Options.__annotations__.keys())
   if unknown:
@@ -283,7 +284,7 @@ def _beside(arguments: argparse.Namespace) -> int:
     errors = _follow(process)
   if process.returncode == 2:
     raise ValueError(errors.strip().rpartition('hephaestus train: ')[2])
-  sys.stderr.write(errors)
+  sys.stderr.writelines(each for each in errors.splitlines(True) if flags.IMPORTING not in each)
   return process.returncode
 
 

@@ -276,7 +276,7 @@ def _state(run: history.History) -> dict[str, Any]:
     messages.append(gone(run.folder))
   elif written is None:
     messages.append(
-      'no metrics yet: nodes import and compile, about half a minute'
+      'no metrics yet: nodes import and compile; logs/learner.log has what they do'
       if running
       else f'no metrics; start the run with: {folder_lib.resume_command(run.folder, run.config)}'
     )

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import pathlib
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -145,7 +146,9 @@ def _begin(arguments: argparse.Namespace, config: Any, folder: pathlib.Path) -> 
       else origin_lib.unfinished(folder, config)
     )
     prepared = fused.prepare(config) if config.fused else None
+    began = time.monotonic()
     memory = '' if config.fused else preflight.check_memory(config)
+    tracing_seconds = time.monotonic() - began
     if profile is not None:
       preflight.prepare_profile(profile, config, folder)
     folder_lib.open_run(folder, config, origin and origin.exact)
@@ -161,7 +164,14 @@ def _begin(arguments: argparse.Namespace, config: Any, folder: pathlib.Path) -> 
 
     print(memory, flush=True)
     assert forks is not None
-    return local.train(config, folder, forks, exposed=arguments.expose, profile=profile)
+    return local.train(
+      config,
+      folder,
+      forks,
+      exposed=arguments.expose,
+      profile=profile,
+      tracing_seconds=tracing_seconds,
+    )
 
 
 @contextlib.contextmanager
