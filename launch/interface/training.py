@@ -182,7 +182,8 @@ def train(
     raise TypeError(
       f'train() has no option {unknown[0]!r}; choose of {", ".join(Options.__annotations__)}'
     )
-  vars(arguments).update(options, steps=steps, seed=seed, agent=agent, set=_assignments(set))
+  numbers = {'steps': _whole('steps', steps), 'seed': _whole('seed', seed)}
+  vars(arguments).update(options, **numbers, agent=agent, set=_assignments(set))
   with records.trusting(arguments.trust):
     return _train(arguments, env, run)
 
@@ -216,6 +217,14 @@ def _command_defaults() -> argparse.Namespace:
   parser = argparse.ArgumentParser()
   run_commands.add(parser.add_subparsers())
   return parser.parse_args(['train'])
+
+
+def _whole(name: str, value: Any) -> int | None:
+  """The whole number of an argument, as the flag of its name reads it; ValueError, which names it."""
+  try:
+    return None if value is None else flags.whole_number(str(value))
+  except argparse.ArgumentTypeError as error:
+    raise ValueError(f'{name}={error}') from None
 
 
 def _assignments(overrides: Overrides) -> list[str]:

@@ -139,6 +139,7 @@ def _begin(arguments: argparse.Namespace, config: Any, folder: pathlib.Path) -> 
     if arguments.expose and config.fused:
       raise ValueError('--expose: a fused run listens at no port; leave it out, or add --no-fused')
     profile = None if arguments.profile is None else profile_lib.parse(arguments.profile)
+    budget = preflight.check_budget(config)
     remarks = preflight.check_environment(config)
     origin = (
       origin_lib.load(arguments.origin, config)
@@ -157,7 +158,9 @@ def _begin(arguments: argparse.Namespace, config: Any, folder: pathlib.Path) -> 
         print(origin_lib.begin(origin, config, folder, prepared and prepared.program), flush=True)
     if not config.fused:
       preflight.check_checkpoint(config, folder)
-    print(f'run folder: {folder}', *preflight.warnings(config), *remarks, sep='\n', flush=True)
+    print(
+      f'run folder: {folder}', budget, *preflight.warnings(config), *remarks, sep='\n', flush=True
+    )
     if prepared is not None:
       return fused.train(prepared, folder, reset_moments=arguments.reset_moments, profile=profile)
     from hephaestus.launch.run import local  # whose packages a fused run does not need

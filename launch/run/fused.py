@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import math
 import os
 import pathlib
 import signal
@@ -96,8 +95,8 @@ def make_replay(config: launch_config.ExperimentConfig, num_devices: int) -> buf
   It is 2^n unrolls, at most the largest stratum, so that runs of similar length share one compiled program.
 
   Raises:
-    ValueError: environments or strata do not divide over the devices, the strata are smaller than an
-      unroll, or the run ends before its first update.
+    ValueError: environments or strata do not divide over the devices, or the strata are smaller than an
+      unroll.
   """
   strata, num_envs = config.replay.strata, config.actor.num_envs
   sizes = {f'replay.strata.{each.name}.max_size': each.max_size for each in strata}
@@ -113,21 +112,13 @@ def make_replay(config: launch_config.ExperimentConfig, num_devices: int) -> buf
   # An unroll is of whole sequences of all environments.
   steps_per_unroll = num_envs * config.steps_per_sequence
   unrolls = -(-config.max_environment_steps // steps_per_unroll)
-  collected = unrolls * num_envs
-  replay = buffer.Replay(
+  return buffer.Replay(
     sizes=buffer.batch_sizes(config.replay, config.batch_size),
     strata={each.name: each.max_size for each in strata},
     capacity=min(largest, num_envs * 2 ** (unrolls - 1).bit_length()),
     warm_up=config.replay.warm_up,
     rate=buffer.updates_per_sequence(config.replay, config.batch_size),
   )
-  if not replay.updates(collected):
-    least = replay.warm_up + math.ceil(1 / replay.rate)
-    raise ValueError(
-      f'max_environment_steps={config.max_environment_steps}: the run would end before its first update; '
-      f'use at least {least * config.steps_per_sequence}, or less replay.warm_up'
-    )
-  return replay
 
 
 def saved(

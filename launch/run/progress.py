@@ -83,8 +83,8 @@ class Progress:
         self._print(self.line())
 
   def _print(self, line: str) -> None:
-    _, is_starting, text = line.partition('  starting: ')
-    is_starting = bool(is_starting) and self._grows
+    _, mark, text = line.partition('  starting: ')
+    is_starting = bool(mark) and self._grows
     if is_starting and text == self._unfinished:
       print(f' {_clock(time.monotonic() - self._start)}', end='', flush=True)
       return

@@ -110,6 +110,10 @@ def once():
       ['--fused', '--preset', 'laptop', '--steps', '500'],
       'max_environment_steps=500: the run would end before its first update; use at least 1023',
     ),
+    (
+      ['--preset', 'laptop', '--steps', '500'],
+      'max_environment_steps=500: the run would end before its first update; use at least 1023',
+    ),
     (['--reset-moments'], '--reset-moments: is for fused runs of an on-policy agent; leave it out'),
     (['--agent', 'ppo', '--no-fused', '--reset-moments'], '--reset-moments: is for fused runs'),
     (

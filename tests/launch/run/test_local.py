@@ -97,6 +97,27 @@ def test_check_memory_refuses_replay_larger_than_the_machine(monkeypatch):
     preflight.check_memory(made)
 
 
+@pytest.mark.parametrize(
+  ('make', 'changes', 'line'),
+  [
+    (presets.ppo_laptop, ['max_environment_steps=20000'], '20,000 steps are 3 updates of ppo: too few'),
+    (presets.ppo_laptop, ['max_environment_steps=1'], '1 steps are 1 update of ppo: too few'),
+    (
+      presets.ppo_laptop, ['learner.fused=false', 'max_environment_steps=20000'],
+      '20,000 steps are 3 updates of ppo: too few',
+    ),
+    (presets.laptop, ['max_environment_steps=8000'], '8,000 steps are 960 updates of dreamer'),
+    (
+      presets.laptop, ['learner.fused=true', 'max_environment_steps=2000'],
+      '2,000 steps are 192 updates of dreamer: too few to learn; give more --steps',
+    ),
+  ],
+)  # fmt: skip
+def test_steps_of_a_run_are_reported_in_updates(make, changes, line):
+  line_of_run = preflight.check_budget(config.override(make('catch'), changes))
+  assert line_of_run.startswith(line) and ('too few' in line_of_run) == ('too few' in line)
+
+
 def test_reach_reports_port_that_cannot_be_restricted(monkeypatch):
   monkeypatch.setattr(loopback, 'refusal', lambda: 'SO_BINDTODEVICE: Operation not permitted')
   exposed, words = preflight.reach(False)
