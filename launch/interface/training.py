@@ -124,6 +124,20 @@ class Run:
       if all(map(is_number, column))
     }
 
+  def log_to(self, logger: Any, node: str = 'learner') -> None:
+    """Writes all reports of one process to a logger, such as one of `acme.utils.loggers`.
+
+    Args:
+      logger: has a method `write`, which takes a dictionary of numbers; all have the same keys.
+      node: as for `curves`.
+
+    Raises:
+      ValueError: as `curves`.
+    """
+    curves = self.curves(node)
+    for row in zip(*curves.values(), strict=True):
+      logger.write(dict(zip(curves, row, strict=True)))
+
   def policy(self, checkpoint: str | int | None = None) -> 'policy_lib.Policy':
     """Loads the run's policy.
 
