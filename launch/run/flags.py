@@ -83,8 +83,8 @@ def whole_number(text: str) -> int:
 
 
 def say_import(who: str) -> None:
-  """Prints to stderr that imports take seconds, unless JAX is imported already."""
-  if 'jax' not in sys.modules:
+  """Prints to stderr that imports take seconds, unless the module that needs most of them is imported."""
+  if 'hephaestus.launch.config' not in sys.modules:
     print(f'{who}: {IMPORTING}', file=sys.stderr, flush=True)
 
 
