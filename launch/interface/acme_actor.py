@@ -6,19 +6,17 @@ import acme
 import dm_env
 import jax
 
-from hephaestus.launch.interface import policy as policy_lib
-
 
 class Actor(acme.Actor):
   """Acts by a policy in one environment; it observes nothing for training, and `update` does nothing.
 
   Args:
-    policy: the policy.
+    policy: the `Policy`, whose module imports this one.
     seed: seed of the sampled actions.
     greedy: whether to take the most probable action; else it is sampled.
   """
 
-  def __init__(self, policy: policy_lib.Policy, *, seed: int, greedy: bool):
+  def __init__(self, policy: Any, *, seed: int, greedy: bool):
     self._policy = policy
     self._key = jax.random.key(seed)
     self._greedy = greedy
