@@ -21,6 +21,7 @@ from hephaestus.launch.interface import commands as interface_commands
 from hephaestus.launch.processes import fork_server
 from hephaestus.launch.report import commands as report_commands
 from hephaestus.launch.run import commands as run_commands
+from hephaestus.launch.run import flags
 from hephaestus.launch.sweep import commands as sweep_commands
 
 COMMANDS = (
@@ -105,6 +106,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 2
 
 
+def _run_aloud(arguments: argparse.Namespace) -> int:
+  """Runs a parsed command after a line on stderr, since its imports take seconds, on a slow disk many."""
+  prints_data = arguments.command in ('config', 'manifests') or getattr(arguments, 'json', False)
+  if not prints_data or sys.stdout.isatty():
+    flags.say_import(f'hephaestus {arguments.command}')
+  return run(arguments)
+
+
 def main() -> None:
   """Runs the command of `sys.argv` and exits with its exit code, see `run`."""
   fork_server.accept_interrupts()
@@ -112,7 +121,7 @@ def main() -> None:
     if signal.getsignal(number) != signal.SIG_IGN:  # as SIGHUP is under nohup
       # The default action would leave the environments open that a command has made.
       signal.signal(number, lambda number, frame: sys.exit(128 + number))
-  app.run(run, flags_parser=parse)
+  app.run(_run_aloud, flags_parser=parse)
 
 
 if __name__ == '__main__':

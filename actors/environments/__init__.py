@@ -14,6 +14,7 @@ import numbers
 import sys
 import types
 from collections.abc import Callable, Mapping
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from hephaestus.actors.environments import names
@@ -276,6 +277,14 @@ def family(name: str) -> types.ModuleType:
         '`make train EXTRAS=envs`'
       )
     ) from error
+
+
+def package(name: str) -> str | None:
+  """Name and version of the package that an environment of this name is from; None if it is of no family."""
+  family, separator, _ = name.partition('/')
+  if not separator or family not in FAMILIES | HOST_FAMILIES:
+    return None
+  return f'{family} {metadata.version(family.replace("_", "-"))}'
 
 
 def _family(name: str) -> types.ModuleType:

@@ -403,6 +403,8 @@ def check(environment: Environment) -> None:
     raise ValueError(f'action_spec={action_spec!r}: a DiscreteArray or a BoundedArray is needed')
   if isinstance(action_spec, specs.DiscreteArray) and action_spec.dtype != np.int32:
     raise ValueError(f'action_spec has dtype {action_spec.dtype}: discrete actions are int32')
+  if not all(np.isfinite(bound).all() for bound in (action_spec.minimum, action_spec.maximum)):
+    raise ValueError(f'action_spec={action_spec!r}: finite bounds are needed')
   choices = num_choices(action_spec)
   if environment.action_names and len(environment.action_names) != sum(choices):
     raise ValueError(f'action_names={environment.action_names!r}: there are {sum(choices)} choices')

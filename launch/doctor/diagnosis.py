@@ -3,6 +3,7 @@
 import math
 import pathlib
 
+import jax
 import numpy as np
 
 from hephaestus.launch import config as launch_config
@@ -69,7 +70,11 @@ def of_run(
   if streams is not None and len(streams.returns) > 1:
     error = np.std(streams.returns) / math.sqrt(len(streams.returns))
     at_random = float(np.mean(streams.returns)), float(error)
-  checks = [*agent_checks.of_metrics(folder, config, at_random), *checks]
+  remembered = jax.eval_shape(lambda: policy.agent.initial_policy_state(1))
+  count = sum(leaf.size for leaf in jax.tree.leaves(remembered))
+  name = 'numbers kept from step to step' if count else 'numbers kept from step to step: no memory'
+  memory = check_lib.note('actor and critic', name, count)
+  checks = [*agent_checks.of_metrics(folder, config, at_random), memory, *checks]
   if isinstance(config.record, dreamer_record.Dreamer):
     found = agent_checks.predict(policy, num_steps=num_steps, seed=seed)
     checks += agent_checks.of_predictions(found, explained)

@@ -153,6 +153,25 @@ class Policy:
     action, state = self._act(self.params, key, state, observation, greedy=greedy)
     return action if isinstance(action, jax.core.Tracer) else np.asarray(action)[()], state
 
+  def as_acme_actor(self, *, seed: int = 0, greedy: bool | None = None) -> Any:
+    """Makes an `acme.core.Actor`, which acts in one environment of `dm_env`; it does not learn.
+
+    Args:
+      seed: seed of the sampled actions.
+      greedy: whether to take the most probable action; None: as the run was evaluated.
+
+    Raises:
+      ValueError: dm-acme is not installed.
+    """
+    try:
+      from hephaestus.launch.interface import acme_actor
+    except ModuleNotFoundError as error:
+      raise ValueError(
+        f'as_acme_actor: needs dm-acme, of the extra `distributed` ({error})'
+      ) from None
+    greedy = self.config.evaluator.greedy if greedy is None else greedy
+    return acme_actor.Actor(self, seed=seed, greedy=greedy)
+
   def _checked(self, observation: Any, batch: tuple[int, ...]) -> Any:
     try:
       leaves = self._tree.flatten_up_to(observation)

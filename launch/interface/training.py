@@ -124,6 +124,20 @@ class Run:
       if all(map(is_number, column))
     }
 
+  def log_to(self, logger: Any, node: str = 'learner') -> None:
+    """Writes all reports of one process to a logger, such as one of `acme.utils.loggers`.
+
+    Args:
+      logger: has a method `write`, which takes a dictionary of numbers; all have the same keys.
+      node: as for `curves`.
+
+    Raises:
+      ValueError: as `curves`.
+    """
+    curves = self.curves(node)
+    for row in zip(*curves.values(), strict=True):
+      logger.write(dict(zip(curves, row, strict=True)))
+
   def policy(self, checkpoint: str | int | None = None) -> 'policy_lib.Policy':
     """Loads the run's policy.
 
@@ -175,13 +189,15 @@ def train(
     TypeError: there is no option of this name.
     RuntimeError: training failed; the output printed before shows why.
   """
+  flags.say_import('hephaestus.train')
   arguments = _command_defaults()
   unknown = sorted(options.keys() - Options.__annotations__.keys())
   if unknown:
     raise TypeError(
       f'train() has no option {unknown[0]!r}; choose of {", ".join(Options.__annotations__)}'
     )
-  vars(arguments).update(options, steps=steps, seed=seed, agent=agent, set=_assignments(set))
+  numbers = {'steps': _whole('steps', steps), 'seed': _whole('seed', seed)}
+  vars(arguments).update(options, **numbers, agent=agent, set=_assignments(set))
   with records.trusting(arguments.trust):
     return _train(arguments, env, run)
 
@@ -215,6 +231,14 @@ def _command_defaults() -> argparse.Namespace:
   parser = argparse.ArgumentParser()
   run_commands.add(parser.add_subparsers())
   return parser.parse_args(['train'])
+
+
+def _whole(name: str, value: Any) -> int | None:
+  """The whole number of an argument, as the flag of its name reads it; ValueError, which names it."""
+  try:
+    return None if value is None else flags.whole_number(str(value))
+  except argparse.ArgumentTypeError as error:
+    raise ValueError(f'{name}={error}') from None
 
 
 def _assignments(overrides: Overrides) -> list[str]:
@@ -283,7 +307,7 @@ def _beside(arguments: argparse.Namespace) -> int:
     errors = _follow(process)
   if process.returncode == 2:
     raise ValueError(errors.strip().rpartition('hephaestus train: ')[2])
-  sys.stderr.write(errors)
+  sys.stderr.writelines(each for each in errors.splitlines(True) if flags.IMPORTING not in each)
   return process.returncode
 
 

@@ -218,6 +218,8 @@ def _report(arguments: argparse.Namespace) -> int:
     if not runs:
       raise ValueError(f'--label {name}: give the runs as well, as in --label NAME RUN RUN')
   all_panels = arguments.out is not None and arguments.metric is None
+  say = lambda text: print(f'hephaestus report: {text}', file=sys.stderr, flush=True)
+  say('reads the runs')
   made = curves.make(
     arguments.runs,
     [(name, [pathlib.Path(run) for run in runs]) for name, *runs in arguments.label],
@@ -229,8 +231,8 @@ def _report(arguments: argparse.Namespace) -> int:
   )
   remarks = [*(f'left out: {reason}' for reason in made.left_out), *made.remarks]
   if arguments.out is not None:
-    remarks += page.write(made, arguments.out, x=arguments.x, all_panels=all_panels)
+    remarks += page.write(made, arguments.out, x=arguments.x, all_panels=all_panels, say=say)
   print(made.markdown, end='')
   for remark in remarks:
-    print(f'hephaestus report: {remark}', file=sys.stderr)
+    say(remark)
   return 0

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
+from hephaestus.actors import environments, rollout, videos
 from hephaestus.actors import episodes as episodes_lib
-from hephaestus.actors import rollout, videos
 from hephaestus.launch.interface import policy as policy_lib
 
 
@@ -34,7 +34,8 @@ def evaluate(
 
   Returns:
     {'learner_step', 'episode_return', 'episode_length', 'normalised_score'}: the update of the
-    checkpoint, 0 for the random policy, and the means of `episodes.Evaluation`.
+    checkpoint, 0 for the random policy, and the means of `episodes.Evaluation`. Also 'package', name and
+    version of the environment's package, on which a score may depend, if it is another's.
 
   Raises:
     ValueError: as `policy.load`; or a video is asked for and the environment has no renderer.
@@ -59,4 +60,5 @@ def evaluate(
       if recording.frames is None:
         raise ValueError(f'--video {video}: {config.environment["name"]} has no renderer')
       videos.write(recording.frames, video)
-  return {'learner_step': step, **result._asdict()}
+  package = environments.package(config.environment['name'])
+  return {'learner_step': step, **result._asdict(), **({'package': package} if package else {})}

@@ -7,7 +7,7 @@ import json
 import pathlib
 import re
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import imageio.v2 as imageio
@@ -44,6 +44,7 @@ def write(
   *,
   x: str = 'environment_step',
   all_panels: bool = True,
+  say: Callable[[str], None] = lambda text: None,
 ) -> list[str]:
   """Writes report.md, a PNG of each picture, and a self-contained report.html.
 
@@ -52,6 +53,7 @@ def write(
     out: folder, created if it does not exist.
     x: the x-axis, one of history.X_AXES.
     all_panels: whether report.html shows all panels of the dashboard, else the report's curves alone.
+    say: called with a line of progress now and then.
 
   Returns:
     A line on what was written, and one for each video that was left out.
@@ -61,7 +63,7 @@ def write(
   """
   try:
     out.mkdir(parents=True, exist_ok=True)
-    pictures = pictures_lib.Pictures(out)
+    pictures = pictures_lib.Pictures(out, say)
     videos = _Videos()
     histories = [run for run, _ in made.runs] if all_panels else []
     body = _body(made, histories, pictures, videos, x)

@@ -276,7 +276,7 @@ def _state(run: history.History) -> dict[str, Any]:
     messages.append(gone(run.folder))
   elif written is None:
     messages.append(
-      'no metrics yet: nodes import and compile, about half a minute'
+      'no metrics yet: nodes import and compile; logs/learner.log has what they do'
       if running
       else f'no metrics; start the run with: {folder_lib.resume_command(run.folder, run.config)}'
     )
@@ -445,11 +445,20 @@ def to_mp4(video: pathlib.Path, made: pathlib.Path) -> None:
 
 
 def differences(histories: Sequence[history.History]) -> dict[str, list[Any]]:
-  """Config values in which runs differ: {PATH: [the value of each run, None where it has none]}."""
+  """Config values in which runs differ: {PATH: [the value of each run, None where it has none]}.
+
+  For runs of several agents these are the values that all of them have, and options of environments.
+  """
   flat = [
     launch_config.flatten(OmegaConf.to_container(OmegaConf.structured(each.config)))
     for each in histories
   ]
   keys = dict.fromkeys(key for each in flat for key in each)
+  if len({each.config.agent_name for each in histories}) > 1:
+    keys = {
+      key: None
+      for key in keys
+      if key.startswith('environment.') or all(key in each for each in flat)
+    }
   values = {key: [each.get(key) for each in flat] for key in keys}
   return {key: each for key, each in values.items() if any(value != each[0] for value in each)}

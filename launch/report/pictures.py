@@ -7,7 +7,7 @@ import io
 import pathlib
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,7 +80,9 @@ def draw_lines(
   # Matplotlib's own layouts draw twice. These margins put the axes of all pictures at one place.
   left = 0.135 + 0.06 * (narrow and bool(y_label))
   em = points / 72 / size[1]  # of text, as a share of the height
-  figure.subplots_adjust(left=left, right=0.97, bottom=3.6 * em, top=1 - 1.5 * em * len(wrapped))
+  title_points = points + 1.5 * large
+  above = (1.25 * title_points * len(wrapped) + 12) / 72 / size[1]  # 6 below the title, 6 above it
+  figure.subplots_adjust(left=left, right=0.97, bottom=3.6 * em, top=1 - above)
   for line in lines:
     _draw_line(axes, line, palette, large=large)
   for level in levels:
@@ -88,7 +90,7 @@ def draw_lines(
   axes.set_title(
     '\n'.join(wrapped),
     loc='left',
-    fontsize=points + 1.5 * large,
+    fontsize=title_points,
     fontweight='bold' if large else 'normal',
     color=palette['text'],
   )
@@ -167,12 +169,17 @@ def _short(value: float) -> str:
 class Pictures:
   """Writes the pictures of a report as files, and embeds them in the page.
 
+  Args:
+    out: folder of the files.
+    say: called with a line at every tenth picture, since a report may have hundreds.
+
   Attributes:
     count: number of pictures so far.
   """
 
-  def __init__(self, out: pathlib.Path):
+  def __init__(self, out: pathlib.Path, say: Callable[[str], None]):
     self._out = out
+    self._say = say
     self.count = 0
 
   def add(self, stem: str, text: str, draw: Any, *, wide: bool = False) -> str:
@@ -185,6 +192,8 @@ class Pictures:
       wide: whether the picture is larger on a wide page.
     """
     self.count += 1
+    if self.count % 10 == 1:
+      self._say(f'draws picture {self.count}: {text}')
     light = draw(narrow=not wide)
     (self._out / f'{stem}.png').write_bytes(light)
     dark, little = '(prefers-color-scheme: dark)', '(max-width: 600px)'

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import pathlib
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -133,6 +134,7 @@ def _begin(arguments: argparse.Namespace, config: Any, folder: pathlib.Path) -> 
     if arguments.expose and config.fused:
       raise ValueError('--expose: a fused run listens at no port; leave it out, or add --no-fused')
     profile = None if arguments.profile is None else profile_lib.parse(arguments.profile)
+    budget = preflight.check_budget(config)
     remarks = preflight.check_environment(config)
     origin = (
       origin_lib.load(arguments.origin, config)
@@ -140,7 +142,9 @@ def _begin(arguments: argparse.Namespace, config: Any, folder: pathlib.Path) -> 
       else origin_lib.unfinished(folder, config)
     )
     prepared = fused.prepare(config) if config.fused else None
+    began = time.monotonic()
     memory = '' if config.fused else preflight.check_memory(config)
+    tracing_seconds = time.monotonic() - began
     if profile is not None:
       preflight.prepare_profile(profile, config, folder)
     folder_lib.open_run(folder, config, origin and origin.exact)
@@ -149,14 +153,23 @@ def _begin(arguments: argparse.Namespace, config: Any, folder: pathlib.Path) -> 
         print(origin_lib.begin(origin, config, folder, prepared and prepared.program), flush=True)
     if not config.fused:
       preflight.check_checkpoint(config, folder)
-    print(f'run folder: {folder}', *preflight.warnings(config), *remarks, sep='\n', flush=True)
+    print(
+      f'run folder: {folder}', budget, *preflight.warnings(config), *remarks, sep='\n', flush=True
+    )
     if prepared is not None:
       return fused.train(prepared, folder, reset_moments=arguments.reset_moments, profile=profile)
     from hephaestus.launch.run import local  # whose packages a fused run does not need
 
     print(memory, flush=True)
     assert forks is not None
-    return local.train(config, folder, forks, exposed=arguments.expose, profile=profile)
+    return local.train(
+      config,
+      folder,
+      forks,
+      exposed=arguments.expose,
+      profile=profile,
+      tracing_seconds=tracing_seconds,
+    )
 
 
 @contextlib.contextmanager

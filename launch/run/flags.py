@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import math
 import pathlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from hephaestus.launch import records
@@ -12,6 +13,7 @@ from hephaestus.launch.run import packages
 if TYPE_CHECKING:
   from hephaestus.launch import config_file
 
+IMPORTING = 'importing JAX and more, some seconds'  # first line of a command, on stderr
 # Keys that ask for a run of several processes where they are above 1.
 SEVERAL = ('actor.num_actors', 'learner.num_processes', 'replay.num_shards')
 
@@ -79,6 +81,12 @@ def whole_number(text: str) -> int:
   if not number.is_integer():
     raise argparse.ArgumentTypeError(f'{text!r}: write a whole number, such as 100000 or 1e5')
   return int(number)
+
+
+def say_import(who: str) -> None:
+  """Prints to stderr that imports take seconds, unless the module that needs most of them is imported."""
+  if 'hephaestus.launch.config' not in sys.modules:
+    print(f'{who}: {IMPORTING}', file=sys.stderr, flush=True)
 
 
 def check_seed(seed: int) -> None:

@@ -2,11 +2,11 @@
 
 import contextlib
 import functools
-import math
 import os
 import pathlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -95,8 +95,8 @@ def make_replay(config: launch_config.ExperimentConfig, num_devices: int) -> buf
   It is 2^n unrolls, at most the largest stratum, so that runs of similar length share one compiled program.
 
   Raises:
-    ValueError: environments or strata do not divide over the devices, the strata are smaller than an
-      unroll, or the run ends before its first update.
+    ValueError: environments or strata do not divide over the devices, or the strata are smaller than an
+      unroll.
   """
   strata, num_envs = config.replay.strata, config.actor.num_envs
   sizes = {f'replay.strata.{each.name}.max_size': each.max_size for each in strata}
@@ -112,21 +112,13 @@ def make_replay(config: launch_config.ExperimentConfig, num_devices: int) -> buf
   # An unroll is of whole sequences of all environments.
   steps_per_unroll = num_envs * config.steps_per_sequence
   unrolls = -(-config.max_environment_steps // steps_per_unroll)
-  collected = unrolls * num_envs
-  replay = buffer.Replay(
+  return buffer.Replay(
     sizes=buffer.batch_sizes(config.replay, config.batch_size),
     strata={each.name: each.max_size for each in strata},
     capacity=min(largest, num_envs * 2 ** (unrolls - 1).bit_length()),
     warm_up=config.replay.warm_up,
     rate=buffer.updates_per_sequence(config.replay, config.batch_size),
   )
-  if not replay.updates(collected):
-    least = replay.warm_up + math.ceil(1 / replay.rate)
-    raise ValueError(
-      f'max_environment_steps={config.max_environment_steps}: the run would end before its first update; '
-      f'use at least {least * config.steps_per_sequence}, or less replay.warm_up'
-    )
-  return replay
 
 
 def saved(
@@ -244,6 +236,7 @@ class Prepared(NamedTuple):
     memory: estimated bytes that the program needs on each device.
     warning: text of a warning that it may not fit into memory; None if it should.
     stop: whether a signal has asked to stop; catches signals while it is entered.
+    seconds: time that `prepare` took, nearly all of it tracing.
   """
 
   config: launch_config.ExperimentConfig
@@ -253,6 +246,7 @@ class Prepared(NamedTuple):
   memory: unrolled.Memory
   warning: str | None
   stop: '_Interrupts'
+  seconds: float
 
 
 def prepare(config: launch_config.ExperimentConfig) -> Prepared:
@@ -262,6 +256,7 @@ def prepare(config: launch_config.ExperimentConfig) -> Prepared:
     ValueError: as in `make` and `build`, or the program does not fit into the memory of the devices.
   """
   _prepare_process(config)
+  began = time.monotonic()
   environment, trained = make(config)
   stop = _Interrupts()
   program = build(config, environment, trained, jax.local_devices(), stop.is_set)
@@ -273,7 +268,9 @@ def prepare(config: launch_config.ExperimentConfig) -> Prepared:
   warning = check_memory(
     memory, available, num_envs=config.actor.num_envs, num_devices=len(program.devices)
   )
-  return Prepared(config, environment, trained, program, memory, warning, stop)
+  return Prepared(
+    config, environment, trained, program, memory, warning, stop, time.monotonic() - began
+  )
 
 
 def train(
@@ -297,8 +294,11 @@ def train(
     ValueError: the folder is locked, the program exceeds the memory, or the checkpoint has another config.
   """
   config, program = prepared.config, prepared.program
-  with folder_lib.only_one(folder), prepared.stop as stop:
-    terminal = _Terminal(config, folder)
+  with (
+    folder_lib.only_one(folder),
+    prepared.stop as stop,
+    contextlib.closing(_Terminal(prepared, folder)) as terminal,
+  ):
     _compile(prepared, terminal)
     is_on_host = isinstance(program, stepped.HostProgram)
     source = (stepped.Stepped if is_on_host else unrolled.Unrolled)(
@@ -326,13 +326,10 @@ def train(
     try:
       finished = loop.run()
     except FloatingPointError as error:
-      terminal.end()
-      print(error, flush=True)
+      terminal.say(str(error))
       return 1
     finally:
       scores.close()
-      terminal.close()
-  terminal.end()
   if profile is not None:
     print(profile_lib.report(profile, folder), flush=True)
   print(progress_lib.summary(folder) if finished else _farewell(folder, config), flush=True)
@@ -342,13 +339,41 @@ def train(
 class _Terminal:
   """Progress on the terminal, and warnings there and among the run's events."""
 
-  def __init__(self, config: launch_config.ExperimentConfig, folder: pathlib.Path):
-    self._progress = progress_lib.Progress(config, folder, starting='compiling, some ten seconds')
+  def __init__(self, prepared: Prepared, folder: pathlib.Path):
+    config = prepared.config
+    self._progress = progress_lib.Progress(
+      config, folder, starting='compiling', tracing_seconds=prepared.seconds
+    )
     self._progress.tick()
     self._is_expected = config.max_minutes is not None
     self._events = metrics.JsonLines(folder / 'metrics' / 'events.jsonl')
-    self.say, self.tick, self.end = self._progress.say, self._progress.tick, self._progress.end
-    self.close = self._events.close
+    self.say = self._progress.say
+    self._failure: OSError | None = None
+    self._is_closed = threading.Event()
+    # A thread shows the line, since compilation, a call of updates or an evaluation may take minutes.
+    self._thread = threading.Thread(target=self._show, name='progress', daemon=True)
+    self._thread.start()
+
+  def _show(self) -> None:
+    while not self._is_closed.wait(0.5):
+      try:
+        self._progress.tick()
+      except OSError as error:  # as of a pipe whose reader has gone
+        self._failure = error
+        return
+
+  def reach(self, step: int, environment_step: int) -> None:
+    """Shows the numbers of updates and environment steps; raises the error that ended the thread."""
+    if self._failure is not None:
+      raise self._failure
+    self._progress.reach(step, environment_step)
+
+  def close(self) -> None:
+    """Ends the line, so that the next text begins one, and closes the events."""
+    self._is_closed.set()
+    self._thread.join()
+    self._progress.end()
+    self._events.close()
 
   def expect(self, seconds_left: float | None) -> None:
     """Prints once how long a run without a time limit will still take, if more than a minute."""
@@ -398,10 +423,12 @@ class _Scores:
     )
     self._advice = config.record.make_advice(config, terminal.warn)
     self._logger: Any = None
+    self._begun_at = 0  # learner step
     self._schedule = evaluator.Schedule(options)
 
   def make_logger(self, step: int) -> Any:
     """Makes the evaluator's logger, and returns the learner's, whose rows the agent's advice judges."""
+    self._begun_at = step
     self._logger = self._open('evaluator', 'environment_step', step)
     logger = self._open('learner', 'learner_step', step)
     return logger if self._advice is None else _Advised(logger, self._advice)
@@ -413,10 +440,11 @@ class _Scores:
     )  # fmt: skip
 
   def between(self, status: loop_lib.Status) -> None:
-    """Shows progress; evaluates if that is due after the first update, or if the run has finished."""
+    """Notes progress; evaluates if that is due after the first update, or if the run has finished."""
     if status.step > getattr(self._config.agent, 'warm_up_updates', 0):
       self._terminal.expect(self._source.seconds_left)
-    self._terminal.tick()
+    if status.step > self._begun_at:
+      self._terminal.reach(status.step, status.environment_step)
     is_due = status.step > 0 and self._schedule.is_due(status.environment_step)
     if not (is_due or status.finished):
       return

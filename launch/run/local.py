@@ -58,6 +58,7 @@ def train(
   *,
   exposed: bool = False,
   profile: profile_lib.Span | None = None,
+  tracing_seconds: float | None = None,
 ) -> int:
   """Runs all nodes, or a host's share of them, until the run ends, is interrupted or fails.
 
@@ -80,7 +81,7 @@ def train(
     nodes = _Nodes(config, folder, share)
     addresses, exposed, coordinator = _announce(nodes, config, exposed=exposed)
     with _commands(nodes, config, addresses, exposed, coordinator, profile) as commands:
-      watcher = _Watcher(nodes, config, commands, addresses)
+      watcher = _Watcher(nodes, config, commands, addresses, tracing_seconds)
       outcome = supervisor.Supervisor(
         _processes(nodes, config, commands, [*addresses, *filter(None, [coordinator])]),
         until=nodes.ends(commands),
@@ -274,12 +275,15 @@ class _Watcher:
     config: launch_config.ExperimentConfig,
     commands: Mapping[str, Sequence[str]],
     addresses: Sequence[str],
+    tracing_seconds: float | None,
   ):
     self._nodes = nodes
     self._learns = nodes.learners[0] in commands
     self._ends = set(nodes.ends(commands))
     self._events = metrics.JsonLines(nodes.folder / 'metrics' / 'events.jsonl')
-    self.progress = progress_lib.make(config, nodes.folder, commands, grows=nodes.share is None)
+    self.progress = progress_lib.make(
+      config, nodes.folder, commands, tracing_seconds=tracing_seconds, grows=nodes.share is None
+    )
     if isinstance(config.make_environment(), host.HostEnvironment):
       self.progress.say(host.SLOW)
     self._warnings: progress_lib.Warnings | None = None

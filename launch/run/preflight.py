@@ -15,7 +15,10 @@ from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import variables
 from hephaestus.learner import checkpoint
 from hephaestus.learner import profile as profile_lib
-from hephaestus.replay import loopback, tables
+from hephaestus.replay import buffer, loopback, tables
+
+# Number of updates below which no environment of the benchmark was learned.
+FEW_UPDATES = {'on_policy': 10, 'off_policy': 200}
 
 
 def check_environment(config: launch_config.ExperimentConfig) -> list[str]:
@@ -85,6 +88,36 @@ def check_memory(
     f'replay takes up to {_size(needed)} of {_size(available)}: {there:,} sequences, if they do not '
     'compress'
   )
+
+
+def check_budget(config: launch_config.ExperimentConfig) -> str:
+  """Returns a line to print: how many updates the steps of a run are, and whether that is too few.
+
+  ValueError if the run would end before its first update.
+  """
+  per_unroll = config.actor.num_envs * config.actor.num_actors
+  steps = config.max_environment_steps
+  sequences = per_unroll * math.ceil(steps / (per_unroll * config.steps_per_sequence))
+  if config.record.on_policy:
+    updates, enough = math.ceil(sequences / config.batch_size), FEW_UPDATES['on_policy']
+    more = 'less actor.num_envs'
+  else:
+    warm_up, rate = (
+      config.replay.warm_up,
+      buffer.updates_per_sequence(config.replay, config.batch_size),
+    )
+    updates = math.floor(max(0, sequences - warm_up) * rate)
+    if not updates:
+      least = (warm_up + math.ceil(1 / rate)) * config.steps_per_sequence
+      raise ValueError(
+        f'max_environment_steps={steps}: the run would end before its first update; use at least {least}, '
+        'or less replay.warm_up'
+      )
+    enough = getattr(config.agent, 'warm_up_updates', 0) + FEW_UPDATES['off_policy']
+    more = 'more replay.replay_ratio'
+  count = f'{updates:,} update{"s" * (updates != 1)}'
+  line = f'{steps:,} steps are {count} of {config.agent_name}'
+  return line if updates >= enough else f'{line}: too few to learn; give more --steps, or {more}'
 
 
 def check_checkpoint(config: launch_config.ExperimentConfig, folder: pathlib.Path) -> None:

@@ -89,6 +89,7 @@ def _check_first(config: Any) -> None:
   jax.config.update('jax_platforms', 'cpu')  # accelerators are for the runs
   if not config.fused:
     packages.check_distributed('--no-fused', 'train in one process with --fused')
+  preflight.check_budget(config)
   preflight.check_environment(config)
   if not config.fused:
     preflight.check_memory(config)

@@ -110,6 +110,10 @@ def once():
       ['--fused', '--preset', 'laptop', '--steps', '500'],
       'max_environment_steps=500: the run would end before its first update; use at least 1023',
     ),
+    (
+      ['--preset', 'laptop', '--steps', '500'],
+      'max_environment_steps=500: the run would end before its first update; use at least 1023',
+    ),
     (['--reset-moments'], '--reset-moments: is for fused runs of an on-policy agent; leave it out'),
     (['--agent', 'ppo', '--no-fused', '--reset-moments'], '--reset-moments: is for fused runs'),
     (
@@ -535,8 +539,29 @@ def test_console_script_ends_with_code_two_and_one_line(folder):
     capture_output=True, text=True, timeout=120, env=os.environ | {'JAX_PLATFORMS': 'cpu'},
   )  # fmt: skip
   assert result.returncode == 2
-  assert result.stderr == 'hephaestus train: agent.window=0: must be at least 1\n'
+  assert result.stderr.splitlines() == [
+    f'hephaestus train: {flags.IMPORTING}', 'hephaestus train: agent.window=0: must be at least 1',
+  ]  # fmt: skip
   assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+  'words',
+  [
+    'train', 'evaluate catch', 'watch catch', 'doctor catch', 'environments', 'bench env', 'inspect run',
+    'report run', 'dashboard run', 'export catch --out out', 'launch hosts.yaml',
+  ],
+)  # fmt: skip
+def test_command_says_that_it_imports_before_it_imports(tmp_path, words):
+  (tmp_path / 'jax.py').write_text('import sys\nsys.exit("imported")\n')
+  (tmp_path / 'hosts.yaml').write_text('hosts: {}')
+  command, *rest = words.split()
+  variables = os.environ | {'PYTHONPATH': str(tmp_path)}
+  said = subprocess.run(
+    [sys.executable, '-m', 'hephaestus.launch.main', command, *rest],
+    cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60,
+  )  # fmt: skip
+  assert said.stderr.splitlines()[0] == f'hephaestus {command}: {flags.IMPORTING}'
 
 
 def test_run_resumes_with_its_own_config(folder):

@@ -73,9 +73,13 @@ function table(element, headings, rows, left = 1) {
 
 // Curves
 
+// '' is the choice of all environments.
+const isChosen = (group) => !environment.value || group.world === environment.value;
+const nameOf = (group) => (environment.value || environment.parentElement.hidden ? group.label : `${group.world} ${group.label}`);
+
 function drawn(key) {
   return (curves.groups || []).map((group, index) => [index, group[key]]).filter(([index, curve]) =>
-    curve && !hidden.has(index) && runs.groups[index].world === environment.value);
+    curve && !hidden.has(index) && isChosen(runs.groups[index]));
 }
 
 function parts(curve) {
@@ -187,7 +191,7 @@ class Chart {
 
 function drawCurves() {
   const sections = new Map();
-  const isShown = (key) => curves.groups.some((group, index) => group[key] && runs.groups[index].world === environment.value);
+  const isShown = (key) => curves.groups.some((group, index) => group[key] && isChosen(runs.groups[index]));
   for (const chart of curves.charts.filter(({key}) => isShown(key))) {
     const found = drawn(chart.key);
     if (!charts.has(chart.key)) {
@@ -197,7 +201,7 @@ function drawCurves() {
     const made = charts.get(chart.key);
     const data = aligned(found);
     made.element.dataset.points = String(data[0].length);
-    made.draw(found.map(([index, curve]) => ({colour: index, name: runs.groups[index].label, seeds: curve.seeds.length})), data);
+    made.draw(found.map(([index, curve]) => ({colour: index, name: nameOf(runs.groups[index]), seeds: curve.seeds.length})), data);
     if (!sections.has(chart.section)) sections.set(chart.section, {elements: [], zeros: []});
     const section = sections.get(chart.section);
     // A metric that is always 0 is listed and not drawn.
@@ -223,11 +227,11 @@ function drawCurves() {
 }
 
 function drawLegend() {
-  const shown = runs.groups.map((group, index) => [group, index]).filter(([group]) => group.world === environment.value);
+  const shown = runs.groups.map((group, index) => [group, index]).filter(([group]) => isChosen(group));
   find('legend').replaceChildren(...(shown.length > 1 ? shown : []).map(([group, index]) => {
     const seeds = runs.runs.filter((run) => run.group === index).length;
     const button = make('button', {type: 'button', 'aria-pressed': String(!hidden.has(index))},
-      make('span', {class: `dot g${index % COLOURS}`}), `${group.label}${seeds > 1 ? ` · ${seeds} seeds` : ''}`);
+      make('span', {class: `dot g${index % COLOURS}`}), `${nameOf(group)}${seeds > 1 ? ` · ${seeds} seeds` : ''}`);
     button.addEventListener('click', () => {
       if (hidden.has(index)) hidden.delete(index); else hidden.add(index);
       drawLegend();
@@ -362,6 +366,9 @@ function drawReplay(answer) {
   for (const [name, chart] of replayCharts) {
     const names = name === 'waiting' ? ['throttled', 'starved'] : [name];
     const columns = names.flatMap((each) => [column(each), column(each), column(each)]);
+    // A stopped run has one report, and no curve.
+    chart.element.hidden = !columns.some((each) => each.filter((value) => value !== null).length > 1);
+    if (chart.element.hidden) continue;
     chart.draw(names.map((each, index) => ({colour: index, name: each, seeds: 0})), [places, ...columns]);
   }
   drawTimes(answer.times);
@@ -426,7 +433,7 @@ async function stepRuns() {
     axis.replaceChildren(...Object.entries(runs.x_axes).map(([value, name]) => make('option', {value}, name)));
     document.title = `${runs.runs.map((run) => run.name).join(', ')} · Hephaestus`;
     const environments = [...new Set(runs.groups.map((group) => group.world))];
-    environment.replaceChildren(...environments.map((value) => make('option', {value}, value)));
+    environment.replaceChildren(make('option', {value: ''}, 'all'), ...environments.map((value) => make('option', {value}, value)));
     environment.parentElement.hidden = environments.length < 2;
     drawLegend();
     drawConfigs();

@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 
@@ -193,6 +194,10 @@ class Misnamed(Still):
   action_names = ('up', 'down', 'left')
 
 
+class Unbounded(Still):
+  action_spec = specs.BoundedArray((1,), np.float32, -np.inf, np.inf)
+
+
 class Unlimited(Still):
   max_steps = None
 
@@ -200,6 +205,12 @@ class Unlimited(Still):
 class FloatScript(Still):
   def scripted_action(self, state):
     return state['count'] * 1.0
+
+
+def test_package_of_an_environment_has_its_version():
+  pytest.importorskip('gymnax')
+  assert re.fullmatch(r'gymnax \d+\.\d+.*', environments.package('gymnax/CartPole-v1'))
+  assert environments.package('catch') is environments.package('my/module:Class') is None
 
 
 def test_consistent_environment_passes_check():
@@ -221,6 +232,7 @@ def test_consistent_environment_passes_check():
     (ShortMaskOfTwo, ['action_mask', 'bool[5]', 'bool[3]']),
     (Misnamed, ["action_names=('up', 'down', 'left')", '2 choices']),
     (Unlimited, ['max_steps=None']),
+    (Unbounded, ['action_spec=', 'finite bounds are needed']),
     (FloatScript, ['scripted_action', 'int32[]', 'float32[]']),
     (object, ['Environment']),
   ],

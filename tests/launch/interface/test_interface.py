@@ -103,6 +103,7 @@ def test_curves_have_nan_where_a_report_lacks_a_value(run, tmp_path):
     ({'fused': True, 'expose': True}, '--expose: a fused run listens at no port'),
     ({'env': catch.Catch(), 'set': {'environment.rows': 5}}, 'was given as an instance; give one'),
     ({'env': catch.Catch(), 'fused': False}, 'an instance is in this process alone'),
+    ({'steps': 'many'}, "steps='many': write a whole number, such as 100000 or 1e5"),
   ],
 )
 def test_bad_input_is_refused_as_by_the_command(tmp_path, options, words):

@@ -318,7 +318,8 @@ def test_each_environment_has_picture_and_table(tmp_path, capsys):
   other = write_run(tmp_path / 'other', [(0, 0.1)], environment='gymnax/CartPole-v1')
   out = tmp_path / 'new' / 'out'
   assert run(*folders, other, '--out', out) == 0
-  shown = capsys.readouterr().out
+  shown, progress = capsys.readouterr()
+  assert 'hephaestus report: reads the runs' in progress and 'draws picture 1: ' in progress
   assert (out / 'report.md').read_text() == shown
   assert '![Curves of gymnax/CartPole-v1](gymnax-CartPole-v1.png)' in shown
   assert '0.47 (0.00 to 1.00) at 2,000 | 0.40 (0.00 to 1.00)' in shown
@@ -329,6 +330,8 @@ def test_each_environment_has_picture_and_table(tmp_path, capsys):
   ]  # fmt: skip
   picture = imageio.imread(out / 'catch.png')[..., :3]
   assert picture.shape[1] >= 1000
+  edges = (picture[:5], picture[-5:], picture[:, :5], picture[:, -5:])
+  assert all((edge == 255).all() for edge in edges)
   blue = (picture == (0x00, 0x72, 0xB2)).all(-1)
   assert blue.sum() > 1000 and (picture == 255).all(-1).mean() > 0.5
   (tmp_path / 'file').write_text('')

@@ -24,6 +24,7 @@ from playwright import sync_api
 from rliable import metrics as aggregates
 
 from hephaestus.launch import config, main
+from hephaestus.launch.agents import presets
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import history, metrics
 from hephaestus.launch.inspect import live as inspection
@@ -278,6 +279,16 @@ def test_seeds_become_one_curve_that_is_sent_once(tmp_path, serve):
   write(folders[0], 'evaluator', {'environment_step': 150, 'normalised_score': 0.5})
   assert served.json(f'api/curves?known={answer["version"]}')['version'] != answer['version']
   assert served.ask('api/curves?x=age')[0] == 404
+
+
+def test_config_differences_of_two_agents_are_those_of_keys_that_both_have(tmp_path):
+  made = (presets.laptop('catch'), presets.ppo_laptop('catch'))
+  for index, each in enumerate(made):
+    folder_lib.open_run(tmp_path / str(index), each)
+  found = panels.differences([history.History(tmp_path / str(index)) for index in range(2)])
+  assert found['agent_name'] == ['dreamer', 'ppo'] and found['actor.num_envs'] == [16, 256]
+  assert not [key for key, values in found.items() if key.startswith('agent.') and None in values]
+  assert 'agent.deterministic_size' not in found
 
 
 def test_long_run_is_thinned_and_read_in_parts(folder, serve):

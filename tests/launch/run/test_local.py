@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 
 import polling
 import portpicker
@@ -96,6 +97,27 @@ def test_check_memory_refuses_replay_larger_than_the_machine(monkeypatch):
     preflight.check_memory(made)
 
 
+@pytest.mark.parametrize(
+  ('make', 'changes', 'line'),
+  [
+    (presets.ppo_laptop, ['max_environment_steps=20000'], '20,000 steps are 3 updates of ppo: too few'),
+    (presets.ppo_laptop, ['max_environment_steps=1'], '1 steps are 1 update of ppo: too few'),
+    (
+      presets.ppo_laptop, ['learner.fused=false', 'max_environment_steps=20000'],
+      '20,000 steps are 3 updates of ppo: too few',
+    ),
+    (presets.laptop, ['max_environment_steps=8000'], '8,000 steps are 960 updates of dreamer'),
+    (
+      presets.laptop, ['learner.fused=true', 'max_environment_steps=2000'],
+      '2,000 steps are 192 updates of dreamer: too few to learn; give more --steps',
+    ),
+  ],
+)  # fmt: skip
+def test_steps_of_a_run_are_reported_in_updates(make, changes, line):
+  line_of_run = preflight.check_budget(config.override(make('catch'), changes))
+  assert line_of_run.startswith(line) and ('too few' in line_of_run) == ('too few' in line)
+
+
 def test_reach_reports_port_that_cannot_be_restricted(monkeypatch):
   monkeypatch.setattr(loopback, 'refusal', lambda: 'SO_BINDTODEVICE: Operation not permitted')
   exposed, words = preflight.reach(False)
@@ -154,6 +176,51 @@ def test_line_of_the_start_grows_instead_of_repeating(run, monkeypatch, capsys):
   progress.tick()
   first, said, line, rest = capsys.readouterr().out.split('\n')
   assert (first, said, rest) == ('', 'ready', '') and '65,536/2,000,000 steps' in line
+
+
+@pytest.fixture
+def clock(monkeypatch):
+  """A function that lets seconds pass for the progress line."""
+  passed = [0.0]
+  at = time.time(), time.monotonic()
+  fake = types.SimpleNamespace(time=lambda: at[0] + passed[0], monotonic=lambda: at[1] + passed[0])
+  monkeypatch.setattr(progress_lib, 'time', fake)
+
+  def wait(seconds):
+    passed[0] += seconds
+
+  return wait
+
+
+def test_start_is_estimated_by_tracing_and_points_to_the_log_when_exceeded(run, clock):
+  made, folder, _ = run
+  log = folder / 'logs' / 'learner.log'
+  progress = progress_lib.Progress(made, folder, starting='compiling', tracing_seconds=4.2, log=log)
+  assert progress.line() == 'catch  0:00  starting: compiling, up to 0:40; less if compiled before'
+  clock(41)
+  assert progress.line().endswith(f'0:41  starting: compiling, longer than estimated; see {log}')
+
+
+def test_stale_numbers_have_their_age_and_the_eta_does_not_climb(run, clock):
+  made, folder, write = run
+  made = config.override(made, ['max_environment_steps=3000'])
+  progress = progress_lib.Progress(made, folder)
+  write('evaluator', {'normalised_score': 0.5, 'episode_return': 0.25})
+  write('learner', ROW | {'environment_step': 1000})
+  assert 'ETA ?' in progress.line()
+  clock(50)
+  progress.reach(3, 1500)  # this process learns: newer than its last report
+  assert progress.line().startswith(
+    'catch  0:50  1,500/3,000 steps  update 3  score 0.50  return 0.25  '
+  )
+  assert progress.line().endswith('ETA 2:30')
+  clock(30)
+  assert progress.line().endswith('staleness 1.0 (1:20 ago)  ETA 2:00')
+  assert '1,500/3,000 steps  update 3  score 0.50  return 0.25 (1:20 ago)' in progress.line()
+  clock(35)
+  assert '1,500/3,000 steps (1:05 ago)' in progress.line()
+  clock(100)
+  assert progress.line().endswith('ETA ?')  # it should have come
 
 
 def test_summary_leaves_out_a_score_that_there_is_not(run):
