@@ -38,7 +38,9 @@ def refusal() -> str:
           _connects(address, port)
     except OSError as error:
       return f'SO_BINDTODEVICE: {error.strerror}'
-    if select.select([probe], [], [], 0)[0]:
+    waiting = select.poll()  # unlike select.select, for descriptors above 1,023 too
+    waiting.register(probe, select.POLLIN)
+    if waiting.poll(0):
       return 'SO_ATTACH_REUSEPORT_CBPF: has no effect'
     for address in addresses:
       if _connects(address, port):
