@@ -22,15 +22,16 @@ from typing import Any, NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
-from dm_env import specs
 
 from hephaestus.agents import distributions, networks, returns
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import context as context_lib
 from hephaestus.agents.dreamer import intrinsic
+from hephaestus.agents.dreamer import modules as modules_lib
 from hephaestus.agents.dreamer import workspace as workspace_lib
 
 Tree = Any
+Features = modules_lib.Features
 TASK, NOVELTY = 'task', intrinsic.NOVELTY
 """Names of heads of the critics: of the environment's reward and of novelty; see `ActorCritic.heads`."""
 
@@ -45,13 +46,13 @@ class Steps(NamedTuple):
   """R consecutive imagined steps of B dreams, inputs of `ActorCritic.loss`; see `ActorCritic.dreams`.
 
   Attributes:
-    features: [R, B, F] in the compute dtype.
+    features: [R, B, ...].
     history: the context module's history of these steps.
     choice: [R, B] or [R, B, M] int32 actions, or [R, B, A] float32 actions before tanh.
     mask: [R, B, A] bool, actions predicted to be legal.
   """
 
-  features: jax.Array
+  features: Features
   history: Tree
   choice: jax.Array
   mask: jax.Array
@@ -61,14 +62,14 @@ class Replayed(NamedTuple):
   """Replayed steps, inputs of `ActorCritic.replayed_value_loss`.
 
   Attributes:
-    features: [T, B, F] in the compute dtype.
+    features: [T, B, ...].
     history: the context module's history of these steps.
     rewards: [T, B] float32, rewards that arrived at the steps, by name of each head that the loss trains.
     discount: [T, B] float32, the environment's discount.
     last: [T, B] bool, steps that end an episode; their value is bootstrapped and has no loss.
   """
 
-  features: jax.Array
+  features: Features
   history: Tree
   rewards: dict[str, jax.Array]
   discount: jax.Array
@@ -163,32 +164,28 @@ class ActorCritic:
   """Policies and values of one environment; it holds no arrays, and its methods are pure.
 
   Attributes:
-    config: sizes and constants.
-    action_spec: see `distributions.Actions`.
-    feature_size: F, width of the world model's features, see `RSSM.features`.
-    memory_size: width of their first part: the GRU's state, z if there are images, what is recalled.
-    state_size: width of the part that actor and critic read: the first part, and the inputs of the
-      numbers; the rest is the transition to the step.
-    action_size: A, width of the world model's encoded action.
-    workspace: the workspace that serves as the context module; None without one.
+    networks: the networks of the world model, whose features they read.
   """
 
-  config: dreamer_config.DreamerConfig
-  action_spec: specs.BoundedArray
-  feature_size: int
-  memory_size: int
-  state_size: int
-  action_size: int
-  workspace: workspace_lib.Workspace | None = None
+  networks: modules_lib.Networks
+
+  @property
+  def config(self) -> dreamer_config.DreamerConfig:
+    return self.networks.config
 
   @property
   def discrete(self) -> bool:
     return self._actions.discrete
 
+  @functools.cached_property
+  def workspace(self) -> workspace_lib.Workspace | None:
+    """The workspace that serves as the context module; None without one."""
+    return workspace_lib.make_workspace(self.networks)
+
   @property
   def context(self) -> context_lib.Context:
     """The context module."""
-    return self.workspace or context_lib.make_context(self.config, self.feature_size)
+    return self.workspace or context_lib.make_context(self.networks)
 
   @property
   def critic_context(self) -> context_lib.Context:
@@ -196,15 +193,15 @@ class ActorCritic:
     return context_lib.NoContext() if self.workspace else self.context
 
   def context_inputs(
-    self, params: Tree, features: jax.Array, novelty: jax.Array, numbers: jax.Array, priors: Any
+    self, params: Tree, features: Features, novelty: jax.Array, numbers: jax.Array, priors: Any
   ) -> Any:
-    """Inputs of the context module beside features: `novelty`; with a workspace its `Terms` instead.
+    """Inputs of the context module with the features: `novelty`; with a workspace its `Terms` instead.
 
     The other arguments are for these terms of the candidates' scores.
 
     Args:
       params: parameters of the actor-critic.
-      features: [..., F].
+      features: [..., ...].
       novelty: [...] float32.
       numbers: [..., F'] float32, numbers of the observation, as the model's state has them.
       priors: `rssm.Prior` of all members, [K, ...].
@@ -215,7 +212,7 @@ class ActorCritic:
 
   @property
   def _actions(self) -> distributions.Actions:
-    return distributions.Actions(self.action_spec)
+    return self.networks.actions
 
   @property
   def heads(self) -> tuple[str, ...]:
@@ -268,7 +265,7 @@ class ActorCritic:
     modules = context.modules()
     own = self._modules()
     keys = dict(zip((*modules, *own), jax.random.split(key, len(modules) + len(own)), strict=True))
-    features = jnp.zeros((1, self.feature_size))
+    features = self.networks.empty_features(1)
     params = {
       name: module.init(keys[name], jnp.zeros((1, size)))['params']
       for name, (module, size) in modules.items()
@@ -279,9 +276,9 @@ class ActorCritic:
     }
 
   def _towers(
-    self, name: str, features: jax.Array, context: jax.Array
+    self, name: str, features: Features, context: jax.Array
   ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
-    """Both inputs of network `name`: the model's memory with the context, and inputs of the numbers.
+    """Both inputs of network `name`: state, recall and context, and inputs of the numbers.
 
     With a workspace, an actor's are nothing and the context; a critic's are without context.
     """
@@ -289,10 +286,10 @@ class ActorCritic:
       return (), (context,)
     if self.workspace:
       context = context[..., :0]
-    memory = features[..., : self.memory_size]
-    return (memory, context), (features[..., self.memory_size : self.state_size],)
+    state = jnp.concatenate([features.state, features.recalled], axis=-1)
+    return (state, context), (features.numbers,)
 
-  def _apply(self, params: Tree, name: str, features: jax.Array, context: jax.Array) -> jax.Array:
+  def _apply(self, params: Tree, name: str, features: Features, context: jax.Array) -> jax.Array:
     return networks.apply(
       self._modules()[name], params[name], *self._towers(name, features, context)
     )
@@ -300,12 +297,12 @@ class ActorCritic:
   def policy(
     self,
     params: Tree,
-    features: jax.Array,
+    features: Features,
     context: jax.Array,
     mask: jax.Array | None,
     explores: jax.Array | None = None,
   ):
-    """The distribution of actions at [..., F] features, [..., C] context and [..., A] mask, if any.
+    """The distribution of actions at features [..., ...], [..., C] context and [..., A] mask, if any.
 
     It is the explorer's where `explores`, [...] bool, is True; by default nowhere.
     """
@@ -316,9 +313,9 @@ class ActorCritic:
     return self._actions.policy(outputs, mask, self.config.unimix)
 
   def dreamt_policy(
-    self, params: Tree, features: jax.Array, context: jax.Array, mask: jax.Array | None
+    self, params: Tree, features: Features, context: jax.Array, mask: jax.Array | None
   ):
-    """As `policy`, of [..., B, F] dreams, each by its own actor: see `dreams`.
+    """As `policy`, at features [..., B, ...] of B dreams, each by its own actor: see `dreams`.
 
     Each network is computed only for its own dreams.
     """
@@ -326,8 +323,7 @@ class ActorCritic:
       return self.policy(params, features, context, mask)
     outputs = []
     for name, head in ((ACTOR, TASK), (EXPLORER, NOVELTY)):
-      own = self.dreams(head, features.shape[-2])
-      outputs.append(self._apply(params, name, features[..., own, :], context[..., own, :]))
+      outputs.append(self._apply(params, name, *self._own(head, features, context)))
     return self._actions.policy(jnp.concatenate(outputs, axis=-2), mask, self.config.unimix)
 
   def noise(self, key: chex.PRNGKey) -> jax.Array:
@@ -345,9 +341,9 @@ class ActorCritic:
     return (sampled, sampled) if self.discrete else sampled
 
   def values(
-    self, params: Tree, features: jax.Array, context: jax.Array
+    self, params: Tree, features: Features, context: jax.Array
   ) -> dict[str, distributions.TwoHot]:
-    """Predicted distributions of returns at [..., F] features with [..., C] context, by head.
+    """Predicted distributions of returns at features [..., ...] with [..., C] context, by head.
 
     Those of critics that `params` has; a critic's parameters are enough.
     """
@@ -360,14 +356,19 @@ class ActorCritic:
     return values
 
   def dreamt_values(
-    self, params: Tree, features: jax.Array, context: jax.Array
+    self, params: Tree, features: Features, context: jax.Array
   ) -> dict[str, distributions.TwoHot]:
-    """As `values`, of [..., B, F] dreams: of each head only in dreams of its actor, see `dreams`."""
+    """As `values`, at features [..., B, ...]: of each head only in dreams of its actor, see `dreams`."""
     values: dict[str, distributions.TwoHot] = {}
     for critic, (head, *_) in self._critics.items():
-      own = self.dreams(head, features.shape[-2])
-      values |= self.values({critic: params[critic]}, features[..., own, :], context[..., own, :])
+      values |= self.values({critic: params[critic]}, *self._own(head, features, context))
     return values
+
+  def _own(self, head: str, features: Features, context: jax.Array) -> tuple[Features, jax.Array]:
+    """The features and contexts of the dreams of a head, see `dreams`."""
+    own = self.dreams(head, context.shape[-2])
+    part: tuple[Features, jax.Array] = jax.tree.map(lambda x: x[..., own, :], (features, context))
+    return part
 
   def loss(
     self, params: Tree, steps: Steps, targets: Targets

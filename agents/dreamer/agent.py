@@ -14,7 +14,6 @@ from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import actor_critic, foresight, intrinsic, modules, rssm, world_model
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import memory as memory_lib
-from hephaestus.agents.dreamer import workspace as workspace_lib
 
 Tree = Any
 
@@ -61,17 +60,8 @@ def make_dreamer(
       fewer candidates than `workspace_size`.
   """
   model = world_model.WorldModel(config, observation_spec, action_spec)
-  _ = model.vitals, model.empowerment  # raise ValueError where there can be none
-  sizes = model.networks
-  policy = actor_critic.ActorCritic(
-    config,
-    action_spec,
-    sizes.feature_size,
-    sizes.memory_size,
-    sizes.feature_size - sizes.transition_size,
-    sizes.actions.size,
-    workspace_lib.make_workspace(sizes),
-  )
+  policy = actor_critic.ActorCritic(model.networks)
+  _ = model.vitals, model.empowerment, policy.workspace  # raise ValueError where there can be none
   acting = _Acting(model, policy)
   agent = agent_lib.Agent(
     init_params=acting.init_params,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from hephaestus.agents import returns
 from hephaestus.agents.dreamer import actor_critic as ac
-from hephaestus.agents.dreamer import intrinsic, rssm, world_model
+from hephaestus.agents.dreamer import intrinsic, modules, rssm, world_model
 
 Tree = Any
 
@@ -21,7 +21,7 @@ class Start(NamedTuple):
 
   Attributes:
     latent: posterior latents, [B', ...].
-    features: [B', F], features of the latents, see `RSSM.features`.
+    features: [B', ...], features of the latents.
     novelty: [B'] float32, novelty of the transitions to the steps.
     begins: [B'] bool, steps without a known previous step of their episode.
     memory: the context module's memory before each start, see `Context.memory_at`.
@@ -31,7 +31,7 @@ class Start(NamedTuple):
   """
 
   latent: rssm.Latent
-  features: jax.Array
+  features: modules.Features
   novelty: jax.Array
   begins: jax.Array
   memory: Tree
@@ -48,7 +48,7 @@ class Dream(NamedTuple):
 
   Attributes:
     start: B' steps, the first of each dream.
-    features: [H, B', F], features of the start and of all imagined steps but the last.
+    features: [H, B', ...], features of the start and of all imagined steps but the last.
     novelty: [H + 1, B'] float32, novelty of the transition to the step; 0 at imagined steps of dreams of
       which nothing reads it, see `rollout`.
     choice: [H, B'] or [H, B', M] int32 actions, or [H, B', A] float32 actions before tanh.
@@ -66,7 +66,7 @@ class Dream(NamedTuple):
   """
 
   start: Start
-  features: jax.Array
+  features: modules.Features
   novelty: jax.Array
   choice: jax.Array
   mask: jax.Array
@@ -165,7 +165,7 @@ class _Imagination:
     arrived = lambda x: jnp.zeros((num_steps + 1, batch), jnp.float32).at[0].set(x)
     choice_dtype = jnp.int32 if self.actor_critic.discrete else jnp.float32
     outputs = {
-      'features': jnp.zeros((num_steps, *features.shape), features.dtype),
+      'features': jax.tree.map(lambda x: jnp.zeros((num_steps, *x.shape), x.dtype), features),
       'choice': jnp.zeros((num_steps, batch, *self.model.action_spec.shape), choice_dtype),
       'mask': jnp.ones((num_steps, *mask.shape), bool),
       'novelty': arrived(start.novelty),
@@ -220,7 +220,7 @@ class _Imagination:
     mask = self.model.action_mask(self.model_params, next_features)
     return latent, next_features, memory, context, mask, outputs
 
-  def _optional(self, latent: rssm.Latent, features: jax.Array) -> dict[str, jax.Array]:
+  def _optional(self, latent: rssm.Latent, features: modules.Features) -> dict[str, jax.Array]:
     """Fields of `Dream` that not every agent has, of one step [B', ...]."""
     read = {
       'vitals': self.model.read_vitals(latent.numbers),
@@ -228,7 +228,7 @@ class _Imagination:
     }
     return {name: x for name, x in read.items() if x is not None}
 
-  def _values(self, features: jax.Array, context: jax.Array) -> Tree:
+  def _values(self, features: modules.Features, context: jax.Array) -> Tree:
     """Values [B'] by the critic and by the slow critic, of each head by its name."""
     batch = len(self.member)
 
@@ -295,7 +295,7 @@ def steps(
   """Cuts `count` imagined steps from step `first` on out of a dream; `history` is as from `history()`."""
   cut = lambda x: jax.lax.dynamic_slice_in_dim(x, first, count)
   return ac.Steps(
-    features=cut(dream.features),
+    features=jax.tree.map(cut, dream.features),
     history=actor_critic.context.cut(history, first, count),
     choice=cut(dream.choice),
     mask=cut(dream.mask),
@@ -358,7 +358,7 @@ def starts(
   )
   start = Start(
     latent=jax.tree.map(pick, posterior.latent),
-    features=pick(posterior.features),
+    features=jax.tree.map(pick, posterior.features),
     novelty=pick(novelty),
     begins=pick(begins),
     memory=context.memory_at(replayed, merge(step), merge(stream)),

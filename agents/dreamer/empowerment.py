@@ -57,15 +57,14 @@ class Empowerment:
         'dreams do not decode; set agent.empowerment_scale=0'
       )
 
-  def nats(self, params: Tree, features: jax.Array) -> jax.Array:
-    """The head's estimate e of empowerment, [...] float32 nats, at [..., features]."""
-    networks = self.rssm.networks
-    memory, numbers, _ = networks.split(features)
-    nats = networks.apply(params, modules.EMPOWERMENT, (memory,), (numbers,))
+  def nats(self, params: Tree, features: modules.Features) -> jax.Array:
+    """The head's estimate e of empowerment, [...] float32 nats, at features [..., ...]."""
+    inputs = (features.state,), (features.numbers,)
+    nats = self.rssm.networks.apply(params, modules.EMPOWERMENT, *inputs)
     return nats[..., 0].astype(jnp.float32)
 
-  def reward(self, params: Tree, features: jax.Array) -> jax.Array:
-    """The reward that arrives at steps of [..., features]: empowerment / ln A, [...] float32."""
+  def reward(self, params: Tree, features: modules.Features) -> jax.Array:
+    """The reward that arrives at steps of features [..., ...]: empowerment / ln A, [...] float32."""
     return self.nats(params, features) / np.log(self.rssm.networks.actions.size)
 
   def loss(

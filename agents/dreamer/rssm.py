@@ -102,7 +102,7 @@ class Posterior(NamedTuple):
 
   Attributes:
     latent: latents, sampled from the posterior, [T, B, ...].
-    features: [T, B, F], see `RSSM.features`.
+    features: inputs of the heads, [T, B, ...].
     previous: [T, B, previous_size], previous actions and embedded numbers; 0 at FIRST.
     belief: posterior distributions of the stochastic state, [T, B, Z].
     priors: predictions of all members, [K, T, B, ...].
@@ -110,7 +110,7 @@ class Posterior(NamedTuple):
   """
 
   latent: Latent
-  features: jax.Array
+  features: modules.Features
   previous: jax.Array
   belief: Any
   priors: Prior
@@ -285,12 +285,8 @@ class RSSM:
 
   def features(
     self, params: Tree, latent: Latent, previous: jax.Array, before: jax.Array | None = None
-  ) -> jax.Array:
-    """Concatenates h, z if there are images, `recalled`, inputs of the numbers, `previous` and `before`.
-
-    The result, [..., feature_size], is the input of all heads. Actor and critic do not read the last two,
-    since the transition to a step does not matter to what follows. The model's heads do not read `recalled`:
-    the reward at a step is due to the action before, and imagination recalls nothing after its start.
+  ) -> modules.Features:
+    """The inputs of all heads, [..., ...].
 
     Args:
       params: parameters of the world model.
@@ -298,13 +294,16 @@ class RSSM:
       previous: [..., C], inputs of the transition that led to the step.
       before: [..., R], `recalled` of the step before; None where only actor and critic read features.
     """
-    now, then = [], []
-    if latent.recalled is not None:
-      now = [latent.recalled.astype(self.dtype)]
-      then = [jnp.zeros_like(now[0]) if before is None else before.astype(self.dtype)]
-    memory = [latent.deterministic, *self._inferred(latent), *now]
-    parts = [*memory, self.read(params, latent.numbers), previous, *then]
-    return jnp.concatenate(parts, axis=-1)
+    recalled = latent.recalled
+    if recalled is None:
+      recalled = jnp.zeros((*previous.shape[:-1], 0))
+    before = jnp.zeros_like(recalled) if before is None else before
+    return modules.Features(
+      state=jnp.concatenate([latent.deterministic, *self._inferred(latent)], axis=-1),
+      numbers=self.read(params, latent.numbers),
+      transition=jnp.concatenate([previous, before.astype(self.dtype)], axis=-1),
+      recalled=recalled.astype(self.dtype),
+    )
 
   # Steps.
 

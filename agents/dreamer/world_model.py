@@ -98,8 +98,8 @@ class WorldModel:
     """
     return empowerment_lib.Empowerment(self.rssm) if self.config.empowerment_scale else None
 
-  def empowered(self, params: Tree, features: jax.Array) -> Any:
-    """The reward of empowerment, [...] float32, at [..., features]; None without empowerment."""
+  def empowered(self, params: Tree, features: modules.Features) -> Any:
+    """The reward of empowerment, [...] float32, at features [..., ...]; None without empowerment."""
     return self.empowerment.reward(params, features) if self.empowerment else None
 
   def init(self, key: chex.PRNGKey) -> Tree:
@@ -128,25 +128,25 @@ class WorldModel:
 
   # Heads.
 
-  def reward(self, params: Tree, features: jax.Array) -> distributions.TwoHot:
-    """The predicted distribution of the reward that arrived at the step, at [..., features]."""
+  def reward(self, params: Tree, features: modules.Features) -> distributions.TwoHot:
+    """The predicted distribution of the reward that arrived at the step, [...]."""
     logits = self._head(params, 'reward', features)
     return distributions.TwoHot.from_logits(logits, self.config.bin_limit)
 
-  def discount(self, params: Tree, features: jax.Array) -> jax.Array:
-    """The predicted probability that the episode continues, [...] float32, at [..., features]."""
+  def discount(self, params: Tree, features: modules.Features) -> jax.Array:
+    """The predicted probability that the episode continues, [...] float32."""
     return jax.nn.sigmoid(self._head(params, 'continue', features)[..., 0].astype(jnp.float32))
 
-  def action_mask(self, params: Tree, features: jax.Array) -> jax.Array:
-    """The actions predicted to be legal, [..., A] bool, at [..., features]; all without a mask."""
+  def action_mask(self, params: Tree, features: modules.Features) -> jax.Array:
+    """The actions predicted to be legal, [..., A] bool; all without a mask."""
     if not self.networks.has_mask:
-      return jnp.ones((*features.shape[:-1], self.networks.actions.size), bool)
+      return jnp.ones((*features.state.shape[:-1], self.networks.actions.size), bool)
     return self._head(params, 'mask', features) > 0
 
-  def _head(self, params: Tree, name: str, features: jax.Array) -> jax.Array:
-    """Outputs of the head `name`, [..., outputs] in the compute dtype, at [..., features]."""
-    memory, numbers, transition = self.networks.split(features)
-    return self.networks.apply(params, name, (memory, transition), (numbers,))
+  def _head(self, params: Tree, name: str, features: modules.Features) -> jax.Array:
+    """Outputs of the head `name`, [..., outputs] in the compute dtype, at features [..., ...]."""
+    inputs = (features.state, features.transition), (features.numbers,)
+    return self.networks.apply(params, name, *inputs)
 
   def decode(
     self,
@@ -181,7 +181,7 @@ class WorldModel:
     params: Tree,
     keys: jax.Array,
     sequence: experience.Sequence,
-    value_loss: Callable[[jax.Array], jax.Array] = lambda features: jnp.zeros(()),
+    value_loss: Callable[[modules.Features], jax.Array] = lambda features: jnp.zeros(()),
     recalled: jax.Array | None = None,
   ) -> tuple[jax.Array, tuple[rssm_lib.Posterior, jax.Array, Tree, dict[str, jax.Array]]]:
     """The world model's loss on real sequences: the negative ELBO and auxiliary losses, in float32.
@@ -198,8 +198,8 @@ class WorldModel:
       params: parameters of the world model.
       keys: [B] PRNG keys, one for each sequence.
       sequence: batch of sequences, [T, B, ...].
-      value_loss: function of the [T, B, F] features, the critic's loss []; its gradient makes latents
-        keep what later rewards depend on.
+      value_loss: function of the features, [T, B, ...], the critic's loss []; its gradient makes
+        latents keep what later rewards depend on.
       recalled: [T, B, R] float32, from the episodic memory; None without one.
 
     Returns:
@@ -275,16 +275,16 @@ class WorldModel:
     return loss + codec.image_loss(decoded, images), numbers.moments(observed, error), errors
 
   def _continue_loss(
-    self, params: Tree, features: jax.Array, sequence: experience.Sequence
+    self, params: Tree, features: modules.Features, sequence: experience.Sequence
   ) -> jax.Array:
-    """Loss [T, B] of the continue head at [T, B, F] features."""
+    """Loss [T, B] of the continue head at features [T, B, ...]."""
     logits = self._head(params, 'continue', features)[..., 0].astype(jnp.float32)
     return jax.nn.softplus(logits) - sequence.discount * logits
 
   def _mask_loss(
-    self, params: Tree, features: jax.Array, sequence: experience.Sequence
+    self, params: Tree, features: modules.Features, sequence: experience.Sequence
   ) -> jax.Array:
-    """Loss [T, B] of the mask head at [T, B, F] features; 0 without a mask."""
+    """Loss [T, B] of the mask head at features [T, B, ...]; 0 without a mask."""
     legal = observation_lib.action_mask(sequence.observation)
     if legal is None:
       return jnp.zeros(sequence.reward.shape)

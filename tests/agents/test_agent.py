@@ -264,7 +264,7 @@ def test_training_infers_latents_and_likelihoods_of_acting(quiet_dreamer, episod
     mask = sequence.observation['action_mask'] if env == 'masked' else None
     features = posterior.features
     distribution = dreamer.actor_critic.policy(
-      params['actor_critic'], features, features[..., :0], mask
+      params['actor_critic'], features, features.recalled[..., :0], mask
     )
     choice = distribution.mean if env == 'continuous' else sequence.action
     return posterior.latent, distribution.log_prob(choice), distribution.mode()

@@ -157,7 +157,7 @@ def test_reward_is_a_share_of_the_largest(make_dreamer, make_params):
   params = make_params(dreamer)['world_model']
   output = params[modules.EMPOWERMENT]['rest']['Dense_0']
   output['kernel'][:], output['bias'][:] = 0, np.log(4)
-  features = np.ones((7, dreamer.model.networks.feature_size), np.float32)
+  features = jax.tree.map(jnp.ones_like, dreamer.model.networks.empty_features(7))
   empowered = jax.jit(dreamer.model.empowered)(params, features)
   np.testing.assert_allclose(empowered, np.ones(7), rtol=1e-5)
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dm_env import specs
-from small_dreamer import RATES, make_batch, make_dreamer
+from small_dreamer import RATES, make_batch, make_dreamer, random_features
 from trainer import Trainer
 
 from hephaestus.agents import experience
@@ -67,13 +67,14 @@ def test_value_loss_does_not_pool_over_the_end_of_an_episode():
   batch.step_type[:, 2], batch.step_type[:, 3], batch.discount[:, 2] = 2, 0, 0.0
   batch = experience.time_major(batch)
   random = np.random.default_rng(0)
-  features = random.normal(size=(*batch.reward.shape, dreamer.actor_critic.feature_size))
+  features = random_features(dreamer, random, *batch.reward.shape)
   # The critic's last layer begins with zeros, which would hide its context.
   policy = jax.tree.map(lambda x: random.normal(size=x.shape), state.params['actor_critic'])
   state = state._replace(params={'actor_critic': policy}, slow_critic=policy, step=np.int32(0))
   loss = jax.jit(lambda features: learner._value_loss(state, batch, features))
-  other = features.copy()
-  other[2] += 10
+  other = jax.tree.map(np.array, features)
+  for part in other:
+    part[2] += 10
   assert loss(features) == loss(other)
 
 
