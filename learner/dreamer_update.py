@@ -147,7 +147,7 @@ class _Learner:
       state, model_keys, sequence, recalled
     )
 
-    novelty = intrinsic.novelty_of(config.novelty, posterior.priors.moments())
+    novelty = self.dreamer.model.novelty(posterior)
     felt = self._felt(state, posterior, novelty, sequence.discount)
     # Until warm-up is over, the model is not worth imagining with; a dream of no steps costs nothing.
     warm = state.step >= config.warm_up_updates

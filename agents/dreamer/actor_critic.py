@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from hephaestus.agents import distributions, networks, returns
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import context as context_lib
-from hephaestus.agents.dreamer import intrinsic
+from hephaestus.agents.dreamer import intrinsic, rssm
 from hephaestus.agents.dreamer import modules as modules_lib
 from hephaestus.agents.dreamer import workspace as workspace_lib
 
@@ -192,23 +192,17 @@ class ActorCritic:
     """The critic's context module; `NoContext` with a workspace, as the critic then reads all features."""
     return context_lib.NoContext() if self.workspace else self.context
 
-  def context_inputs(
-    self, params: Tree, features: Features, novelty: jax.Array, numbers: jax.Array, priors: Any
-  ) -> Any:
+  def context_inputs(self, params: Tree, step: rssm.Step, novelty: jax.Array) -> Any:
     """Inputs of the context module with the features: `novelty`; with a workspace its `Terms` instead.
-
-    The other arguments are for these terms of the candidates' scores.
 
     Args:
       params: parameters of the actor-critic.
-      features: [..., ...].
-      novelty: [...] float32.
-      numbers: [..., F'] float32, numbers of the observation, as the model's state has them.
-      priors: `rssm.Prior` of all members, [K, ...].
+      step: a step [..., ...].
+      novelty: [...] float32, its novelty.
     """
     if self.workspace is None:
       return novelty
-    return self.workspace.terms(params, features, numbers, priors.change)
+    return self.workspace.terms(params, step.features, step.latent.numbers, step.priors.change)
 
   @property
   def _actions(self) -> distributions.Actions:

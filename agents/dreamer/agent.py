@@ -141,17 +141,9 @@ class _Acting:
     latent_key, action_key = jax.random.split(key)
     first = timestep.step_type == rssm.FIRST
     noise = jax.vmap(model.rssm.noise)(jax.random.split(latent_key, num_envs))
-    latent, previous = model.rssm.observe(
-      params['world_model'], state.recurrent, timestep.observation, first, noise
-    )
-    recalled, recall = model.recall(params, timestep.observation)
-    latent = latent._replace(recalled=recalled)
-    features = model.rssm.features(params['world_model'], latent, previous)
-    priors = model.rssm.prior(params['world_model'], latent.deterministic, previous, first)
-    novelty = intrinsic.novelty_of(model.config.novelty, priors.moments())
-    inputs = policy.context_inputs(
-      params['actor_critic'], features, novelty, latent.numbers, priors
-    )
+    step, recall = model.observe(params, state.recurrent, timestep.observation, first, noise)
+    features = step.features
+    inputs = policy.context_inputs(params['actor_critic'], step, model.novelty(step))
     memory, context = policy.context.advance(
       params['actor_critic'], state.memory, features, inputs, first
     )
@@ -160,7 +152,7 @@ class _Acting:
     noise = jax.vmap(policy.noise)(jax.random.split(action_key, num_envs))
     # Without noise a sample is the mode, with the likelihood of the action that is taken.
     action, choice = policy.sample(distribution, jnp.zeros_like(noise) if greedy else noise)
-    latent = latent._replace(recalled=None)  # recalled anew wherever the state is used
+    latent = step.latent._replace(recalled=None)  # recalled anew wherever the state is used
     recurrent = rssm.Recurrent(latent, model.networks.actions.encode(action))
     extras = {'log_prob': distribution.log_prob(choice)}
     if explain:

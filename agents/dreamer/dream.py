@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from hephaestus.agents import returns
 from hephaestus.agents.dreamer import actor_critic as ac
-from hephaestus.agents.dreamer import intrinsic, modules, rssm, world_model
+from hephaestus.agents.dreamer import modules, rssm, world_model
 
 Tree = Any
 
@@ -191,25 +191,22 @@ class _Imagination:
     model = self.model.rssm
     recurrent = rssm.Recurrent(before, self.model.networks.actions.encode(action))
     noise = jax.vmap(model.imagined_noise)(noise_keys[:, 1])
-    latent, previous, priors = model.imagine(
+    after = self.model.imagine(
       self.model_params, self.matrices, recurrent, self.member, noise, self.novel
     )
-    next_features = model.features(self.model_params, latent, previous, before.recalled)
-    found = intrinsic.novelty_of(self.model.config.novelty, priors.moments())
+    found = self.model.novelty(after)
     novelty = jnp.zeros(len(self.member), jnp.float32).at[self.novel].set(found)
-    inputs = self.actor_critic.context_inputs(
-      self.policy_params, next_features, novelty, latent.numbers, priors
-    )
+    inputs = self.actor_critic.context_inputs(self.policy_params, after, novelty)
     memory, context = self.actor_critic.context.advance(
-      self.policy_params, memory, next_features, inputs, jnp.zeros(len(novelty), bool)
+      self.policy_params, memory, after.features, inputs, after.first
     )
     arrived = {
       'novelty': novelty,
-      'reward': self.model.reward(self.model_params, next_features).mean(),
-      'discount': self.model.discount(self.model_params, next_features),
-      **self._values(next_features, context),
+      'reward': self.model.reward(self.model_params, after.features).mean(),
+      'discount': after.discount,
+      **self._values(after.features, context),
       'context_inputs': inputs,
-      **self._optional(latent, next_features),
+      **self._optional(after.latent, after.features),
     }
     decided = {'features': features, 'choice': choice, 'mask': mask}
     put = lambda at: lambda old, new: jax.lax.dynamic_update_index_in_dim(old, new, at, 0)
@@ -217,8 +214,8 @@ class _Imagination:
       name: jax.tree.map(put(t if name in decided else t + 1), outputs[name], x)
       for name, x in (decided | arrived).items()
     }
-    mask = self.model.action_mask(self.model_params, next_features)
-    return latent, next_features, memory, context, mask, outputs
+    mask = self.model.action_mask(self.model_params, after.features)
+    return after.latent, after.features, memory, context, mask, outputs
 
   def _optional(self, latent: rssm.Latent, features: modules.Features) -> dict[str, jax.Array]:
     """Fields of `Dream` that not every agent has, of one step [B', ...]."""
@@ -305,7 +302,7 @@ def steps(
 def starts(
   actor_critic: ac.ActorCritic,
   params: Tree,
-  posterior: rssm.Posterior,
+  replayed: rssm.Step,
   last: jax.Array,
   novelty: jax.Array,
   keys: jax.Array,
@@ -318,7 +315,7 @@ def starts(
   Args:
     actor_critic: the actor-critic, for its context module.
     params: parameters of the actor-critic.
-    posterior: the model's posterior of [T, B] steps.
+    replayed: [T, B] steps.
     last: [T, B] bool, steps that end an episode.
     novelty: [T, B] float32, novelty of the transitions to the steps.
     keys: [B] PRNG keys, one for each sequence.
@@ -346,24 +343,22 @@ def starts(
   stream = jnp.broadcast_to(jnp.arange(batch), step.shape)
 
   context = actor_critic.context
-  begins = posterior.first.at[0].set(True)
-  inputs = actor_critic.context_inputs(
-    params, posterior.features, novelty, posterior.latent.numbers, posterior.priors
-  )
-  replayed = context.replayed(posterior.features, inputs, begins)
+  begins = replayed.first.at[0].set(True)
+  inputs = actor_critic.context_inputs(params, replayed, novelty)
+  history = context.replayed(replayed.features, inputs, begins)
   merge = lambda x: x.reshape(count * batch, *x.shape[2:])
   pick = lambda x: merge(x[step, stream])
   dream_keys = jax.vmap(jax.random.fold_in)(
     jnp.tile(keys[:, 1], count), jnp.repeat(jnp.arange(count), batch)
   )
   start = Start(
-    latent=jax.tree.map(pick, posterior.latent),
-    features=jax.tree.map(pick, posterior.features),
+    latent=jax.tree.map(pick, replayed.latent),
+    features=jax.tree.map(pick, replayed.features),
     novelty=pick(novelty),
     begins=pick(begins),
-    memory=context.memory_at(replayed, merge(step), merge(stream)),
+    memory=context.memory_at(history, merge(step), merge(stream)),
     context_inputs=jax.tree.map(pick, inputs),
     weight=1.0 - pick(last).astype(jnp.float32),
     keys=dream_keys,
   )
-  return start, replayed
+  return start, history

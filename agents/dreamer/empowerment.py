@@ -71,7 +71,7 @@ class Empowerment:
     self,
     params: Tree,
     keys: jax.Array,
-    posterior: rssm_lib.Posterior,
+    posterior: rssm_lib.Step,
     last: jax.Array,
     legal: jax.Array,
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -115,13 +115,13 @@ class Empowerment:
     uniform = distributions.MaskedCategorical.from_logits(jnp.zeros(legal.shape), legal)
     action = uniform.sample(jax.vmap(networks.actions.noise)(action_key))
     choose = lambda key: jax.random.randint(key, (), 0, networks.config.ensemble_size)
-    imagined, _, _ = self.rssm.imagine(
+    imagined = self.rssm.imagine(
       frozen,
       self.rssm.matrices(frozen),
       rssm_lib.Recurrent(latent, networks.actions.encode(action)),
       jax.vmap(choose)(member_key),
       jax.vmap(self.rssm.imagined_noise)(noise_key),
     )
-    numbers = tuple(self.rssm.read(frozen, x) for x in (latent.numbers, imagined.numbers))
+    numbers = tuple(self.rssm.read(frozen, x.numbers) for x in (latent, imagined.latent))
     outputs = networks.apply(params, modules.INVERSE, (latent.deterministic,), numbers)
     return distributions.MaskedCategorical.from_logits(outputs, legal).log_prob(action)

@@ -97,16 +97,20 @@ class Prior(NamedTuple):
     return latent, (self.change.mean, jnp.minimum(self.change.variance, 1.0), 1.0)
 
 
-class Posterior(NamedTuple):
-  """The result of running the model along real sequences.
+class Step(NamedTuple):
+  """A step as the model represents it, acted, replayed or imagined alike, with any leading axes.
 
   Attributes:
-    latent: latents, sampled from the posterior, [T, B, ...].
-    features: inputs of the heads, [T, B, ...].
-    previous: [T, B, previous_size], previous actions and embedded numbers; 0 at FIRST.
-    belief: posterior distributions of the stochastic state, [T, B, Z].
-    priors: predictions of all members, [K, T, B, ...].
-    first: [T, B] bool, steps that begin an episode.
+    latent: the state at the step, [..., ...].
+    features: inputs of the heads, [..., ...].
+    previous: [..., C], inputs of the transition to the step; 0 at FIRST.
+    belief: distribution of which `latent.stochastic` is a sample, [..., Z]: at an observed step the
+      posterior, at an imagined one the prior of one member.
+    priors: predictions of the step by all members, [K, ..., ...]; of imagined steps only some, see
+      `RSSM.imagine`.
+    first: [...] bool, steps that begin an episode.
+    discount: [...] float32 that arrived at a replayed step, at an imagined one the predicted probability
+      that the episode continues; None while acting, where nothing reads it.
   """
 
   latent: Latent
@@ -115,6 +119,7 @@ class Posterior(NamedTuple):
   belief: Any
   priors: Prior
   first: jax.Array
+  discount: jax.Array | None = None
 
 
 class Noise(NamedTuple):
@@ -314,8 +319,9 @@ class RSSM:
     observation: Tree,
     first: jax.Array,
     noise: jax.Array | None,
-  ) -> tuple[Latent, jax.Array]:
-    """Advances the state by one observed step.
+    recalled: jax.Array | None = None,
+  ) -> Step:
+    """Advances the state by one observed step, [B, ...].
 
     Args:
       params: parameters of the world model.
@@ -323,9 +329,7 @@ class RSSM:
       observation: tree of [B, ...] arrays.
       first: [B] bool, whether the step is FIRST, which clears the state.
       noise: [B, ...] from `noise`, or None for the mode.
-
-    Returns:
-      The latent [B, ...] and the inputs of the transition to it, [B, C].
+      recalled: [B, R] float32, see `Memory.recalled`; None without an episodic memory.
     """
     numbers, encoded = self.encoder(params, observation)
     before = self.embed(params, recurrent.latent.numbers)
@@ -333,8 +337,11 @@ class RSSM:
     inputs = Observed(
       self._embedded(params, previous), self._evidence(params, encoded), numbers, first, noise
     )
-    latent, _ = self._step(self._cast(self.matrices(params)), params, recurrent, inputs)
-    return latent, previous
+    latent, belief = self._step(self._cast(self.matrices(params)), params, recurrent, inputs)
+    latent = latent._replace(recalled=recalled)
+    features = self.features(params, latent, previous)
+    priors = self.prior(params, latent.deterministic, previous, first)
+    return Step(latent, features, previous, belief, priors, first)
 
   def imagine(
     self,
@@ -344,8 +351,8 @@ class RSSM:
     member: jax.Array,
     noise: Noise,
     novel: slice = slice(None),
-  ) -> tuple[Latent, jax.Array, Prior]:
-    """Advances the state of B' rollouts by one imagined step.
+  ) -> Step:
+    """Advances the state of B' rollouts by one imagined step, [B', ...].
 
     Args:
       params: parameters of the world model.
@@ -353,11 +360,7 @@ class RSSM:
       recurrent: state after the previous step, [B', ...].
       member: [B'] int32, the member of the ensemble whose prior each rollout samples.
       noise: [B', ...] from `imagined_noise`.
-      novel: rollouts whose priors of all members are read.
-
-    Returns:
-      The latent [B', ...]; the inputs of the transition to it, [B', C]; and the priors of all K
-      members, [K, B'', ...] for the B'' rollouts of `novel`.
+      novel: the B'' rollouts of which the step has the priors of all members, [K, B'', ...].
     """
     before = recurrent.latent.numbers
     action = recurrent.action.astype(self.dtype)
@@ -372,7 +375,9 @@ class RSSM:
     latent = Latent(deterministic, stochastic, before, recurrent.latent.recalled)
     imagined = self._imagined_numbers(params, latent, previous, noise.numbers)
     latent = latent._replace(numbers=imagined)
-    return latent, previous, self._prior(params, outputs[:, novel], known[novel])
+    features = self.features(params, latent, previous, recurrent.latent.recalled)
+    priors = self._prior(params, outputs[:, novel], known[novel])
+    return Step(latent, features, previous, followed, priors, jnp.zeros(member.shape, bool))
 
   def infer(
     self,
@@ -380,8 +385,8 @@ class RSSM:
     keys: jax.Array,
     sequence: experience.Sequence,
     recalled: jax.Array | None = None,
-  ) -> Posterior:
-    """Runs the model along real sequences, step by step as in acting.
+  ) -> Step:
+    """Runs the model along real sequences, step by step as in acting; returns their steps, [T, B, ...].
 
     Args:
       params: parameters of the world model.
@@ -426,13 +431,14 @@ class RSSM:
       (observed, action),
     )
     latent = latent._replace(recalled=recalled)
-    return Posterior(
+    return Step(
       latent=latent,
       features=self.features(params, latent, previous, memory_lib.before(recalled, first)),
       previous=previous,
       belief=belief,
       priors=self.prior(params, latent.deterministic, previous, first),  # outside of the loop
       first=first,
+      discount=sequence.discount,
     )
 
   def _step(

@@ -126,6 +126,52 @@ class WorldModel:
     found = memory.read(params[memory_lib.NAME], memory.key(observation), version)
     return memory.recalled(found), found
 
+  # Steps.
+
+  def observe(
+    self,
+    params: Tree,
+    recurrent: rssm_lib.Recurrent,
+    observation: Tree,
+    first: jax.Array,
+    noise: jax.Array | None,
+  ) -> tuple[rssm_lib.Step, memory_lib.Recall | None]:
+    """One observed step, as in acting; see `RSSM.observe`.
+
+    Args:
+      params: parameters of all parts of the agent.
+      recurrent: state after the previous step, [B, ...].
+      observation: tree of [B, ...] arrays.
+      first: [B] bool, whether the step is FIRST.
+      noise: [B, ...] from `RSSM.noise`, or None for the mode.
+
+    Returns:
+      The step [B, ...], and the result of the read of the episodic memory; None without one.
+    """
+    recalled, recall = self.recall(params, observation)
+    world = params['world_model']
+    return self.rssm.observe(world, recurrent, observation, first, noise, recalled), recall
+
+  def replay(self, params: Tree, keys: jax.Array, sequence: experience.Sequence) -> rssm_lib.Step:
+    """The steps [T, B, ...] of real sequences; see `RSSM.infer`.
+
+    Args:
+      params: parameters of all parts of the agent.
+      keys: [B] PRNG keys, one for each sequence.
+      sequence: [T, B, ...].
+    """
+    recalled, _ = self.recall(params, sequence.observation)
+    return self.rssm.infer(params['world_model'], keys, sequence, recalled)
+
+  def imagine(self, params: Tree, *arguments: Any) -> rssm_lib.Step:
+    """One imagined step [B', ...], with its predicted discount; arguments as of `RSSM.imagine`."""
+    step = self.rssm.imagine(params, *arguments)
+    return step._replace(discount=self.discount(params, step.features))
+
+  def novelty(self, step: rssm_lib.Step) -> jax.Array:
+    """Novelty of the transition to a step, [...] float32, by the measure of the config."""
+    return intrinsic.novelty_of(self.config.novelty, step.priors.moments())
+
   # Heads.
 
   def reward(self, params: Tree, features: modules.Features) -> distributions.TwoHot:
@@ -183,7 +229,7 @@ class WorldModel:
     sequence: experience.Sequence,
     value_loss: Callable[[modules.Features], jax.Array] = lambda features: jnp.zeros(()),
     recalled: jax.Array | None = None,
-  ) -> tuple[jax.Array, tuple[rssm_lib.Posterior, jax.Array, Tree, dict[str, jax.Array]]]:
+  ) -> tuple[jax.Array, tuple[rssm_lib.Step, jax.Array, Tree, dict[str, jax.Array]]]:
     """The world model's loss on real sequences: the negative ELBO and auxiliary losses, in float32.
 
       reconstruction + reward_scale reward + continue + mask + value + empowerment
@@ -203,7 +249,7 @@ class WorldModel:
       recalled: [T, B, R] float32, from the episodic memory; None without one.
 
     Returns:
-      The loss [], and (Posterior, predicted rewards [T, B], moments of numbers for `statistics`,
+      The loss [], and (steps [T, B, ...], predicted rewards [T, B], moments of numbers for `statistics`,
       metrics [] by name).
     """
     posterior = self.rssm.infer(params, keys, sequence, recalled)
@@ -256,7 +302,7 @@ class WorldModel:
     return params
 
   def _reconstruction_loss(
-    self, params: Tree, posterior: rssm_lib.Posterior, sequence: experience.Sequence
+    self, params: Tree, posterior: rssm_lib.Step, sequence: experience.Sequence
   ) -> tuple[jax.Array, Tree, dict[str, jax.Array]]:
     """Loss [T, B] of decoded observations, the moments of numbers (see `averages`), and metrics."""
     numbers, codec = self.networks.numbers, self.networks.codec
@@ -295,7 +341,7 @@ class WorldModel:
     self,
     params: Tree,
     keys: jax.Array,
-    posterior: rssm_lib.Posterior,
+    posterior: rssm_lib.Step,
     sequence: experience.Sequence,
   ) -> tuple[jax.Array | float, dict[str, jax.Array]]:
     """Loss [] of empowerment, and metrics; 0 and none without it."""
@@ -310,7 +356,7 @@ class WorldModel:
   def _change_loss(
     self,
     params: Tree,
-    posterior: rssm_lib.Posterior,
+    posterior: rssm_lib.Step,
     sequence: experience.Sequence,
     learns: jax.Array,
   ) -> tuple[jax.Array, Tree]:
@@ -332,7 +378,7 @@ class WorldModel:
     loss = jnp.where(first, 0.0, jnp.mean(learns[:, None] * loss, axis=0))
     return loss, {'change': jnp.mean(square, axis=(0, 1))}
 
-  def _kl(self, posterior: rssm_lib.Posterior, learns: jax.Array) -> tuple[jax.Array, jax.Array]:
+  def _kl(self, posterior: rssm_lib.Step, learns: jax.Array) -> tuple[jax.Array, jax.Array]:
     """KL(q || p_k) of each member, [K, T, B], and the weighted loss of both KL terms of `loss`, [T, B]."""
     config, stop = self.config, jax.lax.stop_gradient
     belief, priors = posterior.belief, posterior.priors.belief

@@ -213,7 +213,7 @@ class Judged(NamedTuple):
   """
 
   loss: Any
-  posterior: rssm.Posterior
+  posterior: rssm.Step
   rewards: Any
   moments: Any
   metrics: Any
@@ -275,4 +275,4 @@ def numbered_posterior():
   latent = rssm.Latent(*(np.float32(scale) * number[..., None] for scale in (1, -1, 2)))
   nothing = np.zeros((*number.shape, 0), np.float32)
   features = modules.Features(number[..., None], -number[..., None], nothing, nothing)
-  return rssm.Posterior(latent, features, (), (), (), first), number
+  return rssm.Step(latent, features, (), (), (), first), number

@@ -232,15 +232,15 @@ def test_imagined_step_follows_from_the_previous_step_and_its_action(
   @jax.jit
   def next_step(params, latent, choice, after):
     action = model.networks.actions.encode(choice)
-    latent, previous, priors = model.rssm.imagine(
+    imagined = model.rssm.imagine(
       params,
       model.rssm.matrices(params),
       rssm.Recurrent(latent, action),
       jnp.zeros(len(action), jnp.int32),
       jax.vmap(model.rssm.imagined_noise)(start.keys),
     )
-    novelty = intrinsic.novelty_of('information_gain', priors.moments())
-    return latent.deterministic, novelty, model.rssm.features(params, after, previous)
+    features = model.rssm.features(params, after, imagined.previous)
+    return imagined.latent.deterministic, model.novelty(imagined), features
 
   step = functools.partial(next_step, params['world_model'])
   for t in range(3):

@@ -43,7 +43,8 @@ class Grid(rssm.RSSM):
     moved = jnp.clip(place, 0, SIDE - 1) / 8
     # As in any recurrence, the action is read from the state that follows.
     state = recurrent.latent.deterministic.at[:, : len(MOVES)].set(recurrent.action)
-    return recurrent.latent._replace(deterministic=state, numbers=moved), None, None
+    latent = recurrent.latent._replace(deterministic=state, numbers=moved)
+    return rssm.Step(latent, None, None, None, None, None)
 
 
 @pytest.fixture(scope='module')
@@ -63,7 +64,7 @@ def train():
     latent = state._replace(numbers=places / 8)
     previous = jnp.zeros((*places.shape[:2], dreamer.model.networks.previous_size))
     features = dreamer.model.rssm.features(params, latent, previous)
-    return rssm.Posterior(latent, features, previous, None, None, None)
+    return rssm.Step(latent, features, previous, None, None, None)
 
   @jax.jit
   def train(updates, reach, legal):

@@ -490,7 +490,7 @@ def test_imagination_opens_and_counts(make_params):
     previous = jnp.zeros((2, 3, networks.previous_size))
     priors = model.rssm.prior(params['world_model'], deterministic, previous, first)
     features = model.rssm.features(params['world_model'], latent, previous)
-    posterior = rssm.Posterior(latent, features, previous, None, priors, first)
+    posterior = rssm.Step(latent, features, previous, None, priors, first)
     novelty = intrinsic.novelty_of('information_gain', priors.moments())
     keys = jax.random.split(jax.random.key(1), 3)
     of_policy = params['actor_critic']

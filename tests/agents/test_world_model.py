@@ -665,8 +665,8 @@ def test_moments_equal_those_of_each_members_prior(model, params, sequence, judg
     recurrent = rssm.Recurrent(latent, model.networks.actions.encode(action))
     noise = rssm.Noise(jnp.full((3, 4), 0.5), jnp.full(3, 0.5))
     member, matrices = jnp.zeros(3, jnp.int32), model.rssm.matrices(params)
-    imagined, previous, prior = model.rssm.imagine(params, matrices, recurrent, member, noise)
-    return imagined, previous, prior, prior.belief.moments()
+    imagined = model.rssm.imagine(params, matrices, recurrent, member, noise)
+    return imagined, imagined.priors.belief.moments()
 
   moments = jax.jit(lambda priors: priors.moments())(posterior.priors)
   (means, variances, _), (changes, noise, usual) = jax.device_get(moments)
@@ -675,12 +675,12 @@ def test_moments_equal_those_of_each_members_prior(model, params, sequence, judg
   assert changes.shape == noise.shape == (NUM_MEMBERS, 6, 3, numbers_lib.NUM_PROJECTIONS)
   latent = jax.tree.map(lambda x: x[2], posterior.latent)
   found = jax.device_get(imagine(params, latent, sequence.action[2]))
-  imagined, previous, prior, moments = found
+  (imagined, moments), prior = found, found[0].priors
   close = {'rtol': 1e-4, 'atol': 1e-5}
   # Stream 2, whose step 3 is not FIRST.
-  states = imagined.deterministic[2], posterior.latent.deterministic[3, 2]
+  states = imagined.latent.deterministic[2], posterior.latent.deterministic[3, 2]
   np.testing.assert_allclose(*states, **close)
-  np.testing.assert_allclose(previous[2], posterior.previous[3, 2], **close)
+  np.testing.assert_allclose(imagined.previous[2], posterior.previous[3, 2], **close)
   for one, expected in zip(moments, (means, variances), strict=True):
     np.testing.assert_allclose(one[:, 2], expected[:, 3, 2], **close)
   np.testing.assert_allclose(prior.change.mean[:, 2], changes[:, 3, 2], **close)

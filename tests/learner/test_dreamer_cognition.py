@@ -177,15 +177,15 @@ def test_imagination_carries_what_the_start_recalled(dreamer, one_device):
     before = initial.latent._replace(recalled=jnp.asarray(recalled))
     noise = jax.vmap(model.imagined_noise)(jax.random.split(jax.random.key(0), 4))
     recurrent = rssm.Recurrent(before, initial.action)
-    latent, previous, _ = model.imagine(
+    imagined = model.imagine(
       params, model.matrices(params), recurrent, jnp.zeros(4, jnp.int32), noise
     )
-    features = model.features(params, latent, previous, before.recalled)
+    features = imagined.features
     now = features._replace(recalled=features.recalled + 1.0)
     moved = features.transition.at[:, -size:].add(jax.random.normal(jax.random.key(1), (4, size)))
     then = features._replace(transition=moved)
     continues = [dreamer.model.discount(params, each) for each in (features, now, then)]
-    return latent.recalled, features, continues
+    return imagined.latent.recalled, features, continues
 
   carried, features, (continues, after_now, after_then) = jax.device_get(imagine(params))
   np.testing.assert_array_equal(carried, recalled)
