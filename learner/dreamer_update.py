@@ -20,8 +20,9 @@ from hephaestus.agents import experience, returns
 from hephaestus.agents.dreamer import actor_critic as ac
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
-from hephaestus.agents.dreamer import dream, intrinsic, modules
+from hephaestus.agents.dreamer import dream, intrinsic, modules, rssm
 from hephaestus.agents.dreamer import memory as memory_lib
+from hephaestus.agents.dreamer.rewards import novelty as novelty_lib
 from hephaestus.learner import config as learner_config
 from hephaestus.learner import devices as devices_lib
 
@@ -147,26 +148,31 @@ class _Learner:
       state, model_keys, sequence, recalled
     )
 
-    novelty = self.dreamer.model.novelty(posterior)
-    felt = self._felt(state, posterior, novelty, sequence.discount)
+    model = self.dreamer.model
+    novelty = model.novelty(posterior)
+    world = state.params['world_model']
+    rewards = model.replayed_rewards(world, posterior, novelty)
     # Until warm-up is over, the model is not worth imagining with; a dream of no steps costs nothing.
     warm = state.step >= config.warm_up_updates
     intrinsic_state, motivation = intrinsic.update(
       state.intrinsic, devices_lib.over_devices(novelty.mean()), config, trained=warm
     )
     horizon = jnp.where(warm, motivation.horizon, 0)
-    imagined = self._imagine(state, posterior, felt, dream_keys, sequence, horizon)
+    imagined = self._imagine(state, posterior, novelty, rewards, dream_keys, sequence, horizon)
     workspace_metrics = self._workspace_metrics(state, imagined.replayed)
     state, policy_metrics, dream_metrics = self._improve_actor_critic(state, imagined)
     state, memory_metrics = self._remember(state, sequence, imagined.replayed, recall)
     state, exploring_metrics = self._explore(state, sequence, ~posterior.first)
 
     metrics = {
-      **{f'world_model/{name}': x for name, x in model_metrics.items() if name != 'vital_error'},
+      **{name if '/' in name else f'world_model/{name}': x for name, x in model_metrics.items()},
       **{f'actor_critic/{name}': value for name, value in policy_metrics.items()},
       **_intrinsic_metrics(posterior, novelty, motivation),
-      **self._survival_metrics(posterior, felt, model_metrics),
-      **({} if felt.empowerment is None else {'intrinsic/empowerment': felt.empowerment.mean()}),
+      **{
+        f'intrinsic/{metric}': x
+        for name, reward in model.rewards.items()
+        for metric, x in reward.metrics(world, posterior, rewards[name]).items()
+      },
       'dream/horizon': horizon.astype(jnp.float32),
       **{f'dream/{name}': value for name, value in dream_metrics.items()},
       **exploring_metrics,
@@ -227,16 +233,25 @@ class _Learner:
     )
     return jnp.where(state.step >= config.warm_up_updates, config.replayed_value_scale * loss, 0.0)
 
-  def _imagine(self, state, posterior, felt, keys, sequence, horizon) -> _Imagined:
+  def _imagine(
+    self,
+    state: TrainState,
+    replayed: rssm.Step,
+    novelty: jax.Array,
+    rewards: dict[str, jax.Array],
+    keys: jax.Array,
+    sequence: experience.Sequence,
+    horizon: jax.Array,
+  ) -> _Imagined:
     """Imagination rollouts from steps of the batch by the newest parameters, and the batch itself."""
     config, policy = self.dreamer.config, self.dreamer.actor_critic
     last = sequence.step_type == LAST
     start, history = dream.starts(
       policy,
       state.params['actor_critic'],
-      posterior,
+      replayed,
       last,
-      felt.novelty,
+      novelty,
       keys,
       num_steps=config.starts_per_sequence,
       even=policy.explores,
@@ -244,10 +259,10 @@ class _Learner:
     dreamt = dream.rollout(
       self.dreamer.model, policy, state.params, state.slow_critic, start, horizon, explore=True
     )
-    mean = devices_lib.over_devices(felt.novelty.mean())
-    rewards = self._rewards(sequence.reward, felt, mean)
-    replayed = ac.Replayed(posterior.features, history, rewards, sequence.discount, last)
-    return _Imagined(dreamt, replayed)
+    rewards = self._rewards(sequence.reward, rewards, lambda _, x: x.mean())
+    return _Imagined(
+      dreamt, ac.Replayed(replayed.features, history, rewards, sequence.discount, last)
+    )
 
   def _improve_actor_critic(
     self, state: TrainState, imagined: _Imagined
@@ -394,13 +409,10 @@ class _Learner:
   ) -> tuple[ac.Scales, ac.Targets, Metrics]:
     """The next scales; targets [H, B'] of H steps imagined from B' starts; metrics of their advantages."""
     config, dreamt, policy = self.dreamer.config, imagined.dream, self.dreamer.actor_critic
-    survival = self.dreamer.model.survival(dreamt.vitals, dreamt.discount)
-    felt = intrinsic.Felt(dreamt.novelty, survival, dreamt.empowerment)
     weight = self._weights(dreamt)
     own = {name: policy.dreams(name, weight.shape[1]) for name in policy.heads}
-    novelty = (weight * dreamt.novelty[1:])[:, own.get(ac.NOVELTY, slice(None))]
-    mean = devices_lib.over_devices(novelty.sum())
-    rewards = self._rewards(dreamt.reward, felt, mean)
+    mean = lambda name, x: jnp.sum((weight * x[1:])[:, own[name]])
+    rewards = self._rewards(dreamt.reward, dreamt.rewards, mean)
     at_each_step = lambda x: devices_lib.over_devices(jnp.sum(x, axis=1, keepdims=True))
     all_returns, advantages, first = {}, {}, {}
     for name in policy.heads:
@@ -423,7 +435,7 @@ class _Learner:
     evidence = scales.evidence if policy.explores else 1.0
     joint, magnitudes = jnp.zeros_like(weight), {}
     for name, advantage in advantages.items():
-      head_weight = evidence if name == ac.TASK else intrinsic.INTRINSIC[name].weight(config)
+      head_weight = evidence if name == ac.TASK else self.dreamer.model.rewards[name].weight(config)
       term = head_weight * (advantage / divisors[name])
       joint = joint.at[:, own[name]].add(term)
       magnitudes[f'{name}_advantage'] = jnp.sum(weight[:, own[name]] * jnp.abs(term))
@@ -475,11 +487,28 @@ class _Learner:
     return result
 
   def _rewards(
-    self, reward: jax.Array, felt: intrinsic.Felt, mean: jax.Array
+    self,
+    task: jax.Array,
+    rewards: dict[str, jax.Array],
+    mean: Callable[[str, jax.Array], jax.Array],
   ) -> dict[str, jax.Array]:
-    """The reward of each head of the critic, by its name; see `intrinsic.rewards`."""
-    _, *names = self.dreamer.actor_critic.heads
-    return {ac.TASK: reward, **intrinsic.rewards(tuple(names), felt, mean)}
+    """The reward of each head of the critic, by its name.
+
+    Imagined steps look newer than replayed ones, so each of the two has a mean of its own. Less the
+    replayed one, every imagined step would be rewarded.
+
+    Args:
+      task: the environment's reward.
+      rewards: intrinsic rewards by name.
+      mean: (name, rewards) -> [] float32, mean of a reward on this device, subtracted where
+        `Reward.is_centred`.
+    """
+    kinds = self.dreamer.model.rewards
+    centred = {
+      name: x - devices_lib.over_devices(mean(name, x)) if kinds[name].is_centred else x
+      for name, x in rewards.items()
+    }
+    return {ac.TASK: task, **centred}
 
   def _weights(self, dreamt: dream.Dream) -> jax.Array:
     """Weights of imagined steps, [H, B'], which sum to 1 over the dreams of each actor on all devices.
@@ -491,34 +520,6 @@ class _Learner:
     parts = [weight[:, policy.dreams(name, weight.shape[1])] for name in heads]
     total = lambda part: jnp.maximum(devices_lib.over_devices(part.sum()), 1e-8)
     return jnp.concatenate([part / total(part) for part in parts], axis=1)
-
-  def _felt(
-    self, state: TrainState, posterior: Any, novelty: jax.Array, discount: jax.Array
-  ) -> intrinsic.Felt:
-    """Inputs of intrinsic rewards at replayed steps.
-
-    No transition leads to a FIRST step, so it has no reward of survival.
-    """
-    model = self.dreamer.model
-    survival = model.survival(model.read_vitals(posterior.latent.numbers), discount)
-    if survival is not None:
-      survival = jnp.where(posterior.first, 0.0, survival)
-    empowered = model.empowered(state.params['world_model'], posterior.features)
-    return intrinsic.Felt(novelty, survival, empowered)
-
-  def _survival_metrics(
-    self, posterior: Any, felt: intrinsic.Felt, model_metrics: Metrics
-  ) -> Metrics:
-    """Means over replayed steps of survival's reward, each vital, and the model's error of vitals."""
-    model = self.dreamer.model
-    if model.vitals is None or felt.survival is None:
-      return {}
-    means = jnp.mean(model.read_vitals(posterior.latent.numbers), axis=(0, 1))
-    return {
-      'intrinsic/survival': felt.survival.mean(),
-      'intrinsic/vital_error': model_metrics['vital_error'],
-      **{f'intrinsic/vital_{name}': means[i] for i, name in enumerate(model.vitals.names)},
-    }
 
 
 def _trained(params: Tree) -> Tree:
@@ -537,7 +538,7 @@ def _sequence_keys(key: chex.PRNGKey, batch: int) -> tuple[jax.Array, jax.Array]
 def _intrinsic_metrics(
   posterior: Any, novelty: jax.Array, motivation: intrinsic.Motivation
 ) -> Metrics:
-  clean = intrinsic.novelty_of('clean', posterior.priors.moments())
+  clean = novelty_lib.novelty_of('clean', posterior.priors.moments())
   return {
     'intrinsic/novelty': novelty.mean(),
     'intrinsic/novelty_fast': motivation.novelty_fast,

@@ -26,13 +26,14 @@ import jax.numpy as jnp
 from hephaestus.agents import distributions, networks, returns
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import context as context_lib
-from hephaestus.agents.dreamer import intrinsic, rssm
 from hephaestus.agents.dreamer import modules as modules_lib
+from hephaestus.agents.dreamer import rssm
 from hephaestus.agents.dreamer import workspace as workspace_lib
+from hephaestus.agents.dreamer.rewards import novelty, registry
 
 Tree = Any
 Features = modules_lib.Features
-TASK, NOVELTY = 'task', intrinsic.NOVELTY
+TASK, NOVELTY = 'task', novelty.NAME
 """Names of heads of the critics: of the environment's reward and of novelty; see `ActorCritic.heads`."""
 
 ACTOR, EXPLORER = 'actor', 'explorer'
@@ -211,7 +212,7 @@ class ActorCritic:
   @property
   def heads(self) -> tuple[str, ...]:
     """Names of the critics' heads: the task, and each intrinsic reward that is on."""
-    return (TASK, *intrinsic.heads(self.config))
+    return (TASK, *registry.names(self.config))
 
   @property
   def explores(self) -> bool:

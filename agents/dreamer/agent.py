@@ -1,5 +1,6 @@
 """The world model and the actor-critic, bound into an Agent that acts."""
 
+import collections
 import dataclasses
 import functools
 from typing import Any, NamedTuple
@@ -61,7 +62,7 @@ def make_dreamer(
   """
   model = world_model.WorldModel(config, observation_spec, action_spec)
   policy = actor_critic.ActorCritic(model.networks)
-  _ = model.vitals, model.empowerment, policy.workspace  # raise ValueError where there can be none
+  _ = model.rewards, policy.workspace  # raise ValueError where there can be none
   acting = _Acting(model, policy)
   agent = agent_lib.Agent(
     init_params=acting.init_params,
@@ -103,8 +104,8 @@ class _Acting:
         'posterior',
         'prior',
         modules.AVERAGE_CHANGE,
-        modules.EMPOWERMENT,
         modules.STATISTICS,
+        *(name for reward in self.model.rewards.values() for name in reward.shown),
       ),
       'actor_critic': (*self.policy.context.modules(), actor_critic.ACTOR, actor_critic.EXPLORER),
     }
@@ -157,8 +158,8 @@ class _Acting:
     extras = {'log_prob': distribution.log_prob(choice)}
     if explain:
       extras['log_probs'] = distribution.log_probs
-      if model.empowerment:
-        extras['empowerment'] = model.empowerment.nats(params['world_model'], features)
+      shown = (reward.explain(params['world_model'], step) for reward in model.rewards.values())
+      extras['intrinsic'] = dict(collections.ChainMap(*shown))
       if policy.workspace:
         extras['open'] = policy.workspace.opened(context)
       episodic = model.networks.memory

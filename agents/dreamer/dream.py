@@ -61,8 +61,7 @@ class Dream(NamedTuple):
     slow_values: [H + 1, B'] float32, the same for the slow critic.
     horizon: [] int32, number of steps that were imagined, at most H.
     context_inputs: [H + 1, B', ...], see `ActorCritic.context_inputs`.
-    vitals: [H + 1, B', V] float32, imagined vitals; None without survival.
-    empowerment: [H + 1, B'] float32, reward of empowerment that arrives at the step; None without it.
+    rewards: [H + 1, B'] float32, intrinsic rewards that arrive at the step, by name; 0 at the start.
   """
 
   start: Start
@@ -76,8 +75,7 @@ class Dream(NamedTuple):
   slow_values: dict[str, jax.Array]
   horizon: jax.Array
   context_inputs: Tree
-  vitals: jax.Array | None = None
-  empowerment: jax.Array | None = None
+  rewards: dict[str, jax.Array]
 
 
 def rollout(
@@ -171,12 +169,11 @@ class _Imagination:
       'novelty': arrived(start.novelty),
       'reward': arrived(0.0),
       'discount': arrived(0.0),
+      'rewards': {name: arrived(0.0) for name in self.model.rewards},
       **jax.tree.map(arrived, self._values(features, context)),
     }
     first = lambda x: jnp.zeros((num_steps + 1, *x.shape)).at[0].set(x)
-    every = {'context_inputs': start.context_inputs} | self._optional(start.latent, features)
-    for name, x in every.items():
-      outputs[name] = jax.tree.map(first, x)
+    outputs['context_inputs'] = jax.tree.map(first, start.context_inputs)
     return start.latent, features, memory, context, mask, outputs
 
   def step(self, t: jax.Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -194,6 +191,7 @@ class _Imagination:
     after = self.model.imagine(
       self.model_params, self.matrices, recurrent, self.member, noise, self.novel
     )
+    here = after._replace(latent=before, features=features)
     found = self.model.novelty(after)
     novelty = jnp.zeros(len(self.member), jnp.float32).at[self.novel].set(found)
     inputs = self.actor_critic.context_inputs(self.policy_params, after, novelty)
@@ -206,7 +204,7 @@ class _Imagination:
       'discount': after.discount,
       **self._values(after.features, context),
       'context_inputs': inputs,
-      **self._optional(after.latent, after.features),
+      'rewards': self.model.intrinsic_rewards(self.model_params, here, after, novelty),
     }
     decided = {'features': features, 'choice': choice, 'mask': mask}
     put = lambda at: lambda old, new: jax.lax.dynamic_update_index_in_dim(old, new, at, 0)
@@ -216,14 +214,6 @@ class _Imagination:
     }
     mask = self.model.action_mask(self.model_params, after.features)
     return after.latent, after.features, memory, context, mask, outputs
-
-  def _optional(self, latent: rssm.Latent, features: modules.Features) -> dict[str, jax.Array]:
-    """Fields of `Dream` that not every agent has, of one step [B', ...]."""
-    read = {
-      'vitals': self.model.read_vitals(latent.numbers),
-      'empowerment': self.model.empowered(self.model_params, features),
-    }
-    return {name: x for name, x in read.items() if x is not None}
 
   def _values(self, features: modules.Features, context: jax.Array) -> Tree:
     """Values [B'] by the critic and by the slow critic, of each head by its name."""

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import chex
@@ -21,9 +22,6 @@ Tree = Any
 
 STATISTICS = 'statistics'
 """Name of the running statistics of numbers among the parameters; not trained."""
-
-INVERSE, EMPOWERMENT = 'inverse', 'empowerment'
-"""Names of the two networks of empowerment, among modules and parameters: see `Empowerment`."""
 
 CHANGE, AVERAGE_CHANGE = 'change', 'average_change'
 """Names of the members' networks of changes of numbers, and of their moving average; see `RSSM.prior`."""
@@ -174,9 +172,6 @@ class Networks:
       modules['image_decoder'] = networks.Decoder(mlp(1, 0), channels, shapes)
     if self.has_mask:
       modules['mask'] = head(self.actions.size, 1.0)
-    if config.empowerment_scale:
-      modules[INVERSE] = head(self.actions.size, 1.0)
-      modules[EMPOWERMENT] = head(1, 0.0)
     return modules
 
   def _inputs(self, name: str) -> Any:
@@ -193,21 +188,25 @@ class Networks:
       CHANGE: (zeros(state + self.previous_size),),
       'decoder': (belief,),
       'image_decoder': (belief,),
-      INVERSE: ((zeros(state),), (numbers, numbers)),
-      EMPOWERMENT: ((features.state,), (numbers,)),
     }
     return inputs.get(name, ((features.state, features.transition), (numbers,)))
 
-  def init(self, key: chex.PRNGKey) -> Tree:
+  def init(self, key: chex.PRNGKey, others: Mapping[str, tuple[nn.Module, Any]]) -> Tree:
     """Initial parameters by network, float32; those of MEMBERS, the ensemble, have a leading axis K.
 
     Under the key STATISTICS: `numbers.initial_statistics`; under AVERAGE_CHANGE a copy of CHANGE.
+
+    Args:
+      key: PRNG key.
+      others: modules of intrinsic rewards by name, each with its example inputs.
     """
-    names = ('recurrence', 'posterior', *self.modules)
+    modules = {name: (module, self._inputs(name)) for name, module in self.modules.items()}
+    modules |= others
+    names = ('recurrence', 'posterior', *modules)
     keys = dict(zip(names, jax.random.split(key, len(names)), strict=True))
     params = self._initial_cell(keys['recurrence'], keys['posterior'])
-    for name, module in self.modules.items():
-      init = lambda key, module=module, name=name: module.init(key, *self._inputs(name))['params']
+    for name, (module, inputs) in modules.items():
+      init = lambda key, module=module, inputs=inputs: module.init(key, *inputs)['params']
       if name in MEMBERS:  # a key for each
         params[name] = jax.vmap(init)(jax.random.split(keys[name], self.config.ensemble_size))
       else:

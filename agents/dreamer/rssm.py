@@ -32,8 +32,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from hephaestus.agents import experience, kernels, networks
-from hephaestus.agents.dreamer import intrinsic, modules
 from hephaestus.agents.dreamer import memory as memory_lib
+from hephaestus.agents.dreamer import modules
 from hephaestus.agents.dreamer import numbers as numbers_lib
 
 Tree = Any
@@ -72,6 +72,14 @@ class Recurrent(NamedTuple):
   action: jax.Array
 
 
+Moments = tuple[tuple[jax.Array, jax.Array, float], ...]
+"""Predictions of K members in groups (latents, changes of numbers).
+
+Each group has means and variances, [K, ..., F] float32, and the square of a usual difference: see
+`novelty.information_gain`.
+"""
+
+
 class Prior(NamedTuple):
   """The predictions of a step by all K members of the ensemble.
 
@@ -84,7 +92,7 @@ class Prior(NamedTuple):
   belief: Any
   change: numbers_lib.Change
 
-  def moments(self) -> intrinsic.Moments:
+  def moments(self) -> Moments:
     """Moments of latents, and of changes of numbers if any; input of novelty.
 
     A usual change, 1, counts as noise: in units of the noise that they predict, members disagree most

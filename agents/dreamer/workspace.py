@@ -7,7 +7,7 @@
 over candidates i: leaves x_i of the observation, and what the episodic memory recalls. h is the GRU's
 state. N is a candidate's novelty, dN its change since the step before, t the steps of the episode so far
 and n how often the candidate was open in them, both from 1; D is the lack of the leaf's vitals, see
-`intrinsic.lack`. Contents keep their positions in the actor's input, and are 0 where closed.
+`survival.lack`. Contents keep their positions in the actor's input, and are 0 where closed.
 
 A gate is 0 or 1, and its gradient is that of sigmoid(score - rival): "straight-through", as in Bengio
 et al. (2013), "Estimating or propagating gradients through stochastic neurons". The rival is the score
@@ -25,8 +25,10 @@ import numpy as np
 
 from hephaestus.agents import networks
 from hephaestus.agents import observation as observation_lib
-from hephaestus.agents.dreamer import intrinsic, modules
+from hephaestus.agents.dreamer import modules
 from hephaestus.agents.dreamer import numbers as numbers_lib
+from hephaestus.agents.dreamer.rewards import novelty as novelty_lib
+from hephaestus.agents.dreamer.rewards import survival
 
 Features = modules.Features
 Tree = Any
@@ -163,7 +165,7 @@ class Workspace:
     """
     means, variances = self.networks.numbers.changes_of_inputs(change)
     kind = self.networks.config.novelty
-    gain = intrinsic.novelty_of(kind, ((means[..., None], variances[..., None], 0.0),))
+    gain = novelty_lib.novelty_of(kind, ((means[..., None], variances[..., None], 0.0),))
     leaves = self.networks.numbers.leaves[: gain.shape[-1]]
     share = (leaves[:, None] == np.arange(len(self.names))).astype(np.float32)
     share /= np.maximum(share.sum(axis=0), 1)
@@ -179,7 +181,7 @@ class Workspace:
       found = observation_lib.vitals(leaf)
       if found is not None:
         vitals = self.networks.numbers.pick(numbers, begin + found.indices)
-        lacks[i] = intrinsic.lack(vitals, found.set_points)
+        lacks[i] = survival.lack(vitals, found.set_points)
       begin += int(np.prod(leaf.shape))
     return jnp.stack(lacks, axis=-1)
 

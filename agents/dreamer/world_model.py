@@ -1,12 +1,12 @@
 """The world model: an RSSM with heads for reward, continuation and legal actions, and its loss."""
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
 
 import chex
-import dm_env
 import jax
 import jax.numpy as jnp
 import optax
@@ -15,14 +15,15 @@ from dm_env import specs
 from hephaestus.agents import distributions, experience
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import config as dreamer_config
-from hephaestus.agents.dreamer import empowerment as empowerment_lib
-from hephaestus.agents.dreamer import intrinsic, modules
 from hephaestus.agents.dreamer import memory as memory_lib
+from hephaestus.agents.dreamer import modules
 from hephaestus.agents.dreamer import numbers as numbers_lib
 from hephaestus.agents.dreamer import rssm as rssm_lib
+from hephaestus.agents.dreamer.rewards import novelty as novelty_lib
+from hephaestus.agents.dreamer.rewards import registry
+from hephaestus.agents.dreamer.rewards import reward as reward_lib
 
 Tree = Any
-LAST = int(dm_env.StepType.LAST)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,63 +49,18 @@ class WorldModel:
     return rssm_lib.RSSM(self.networks)
 
   @functools.cached_property
-  def vitals(self) -> observation_lib.Vitals | None:
-    """Vitals that the reward of survival depends on; None where `survival_scale` is 0.
+  def rewards(self) -> dict[str, reward_lib.Reward]:
+    """The intrinsic rewards that are on, by name.
 
     Raises:
-      ValueError: survival is on, but the observation has no vitals, or the environment's reward
-        already depends on them.
+      ValueError: the environment's specs do not fit one of them.
     """
-    if not self.config.survival_scale:
-      return None
-    given = f'agent.survival_scale={self.config.survival_scale:g}'
-    found = observation_lib.vitals(self.networks.codec.flat_spec)
-    if found is None:
-      raise ValueError(
-        f'{given}: this environment names no vitals among its numbers (environment.VitalsSpec); '
-        'set agent.survival_scale=0'
-      )
-    if found.are_paid:
-      raise ValueError(
-        f'{given}: the reward of this environment already depends on its vitals '
-        f'({", ".join(found.names)}), which would count twice; set agent.survival_scale=0'
-      )
-    return found
-
-  def read_vitals(self, numbers: jax.Array) -> Any:
-    """The vitals among numbers [..., F], [..., V] in the observation's units; None without survival."""
-    if self.vitals is None:
-      return None
-    return self.networks.numbers.pick(numbers, self.vitals.indices)
-
-  def survival(self, vitals: jax.Array | None, discount: jax.Array) -> jax.Array | None:
-    """The reward of survival [T, ...] float32, see `intrinsic.survival`; None without survival.
-
-    Args:
-      vitals: [T, ..., V] float32, from `read_vitals`.
-      discount: [T, ...] float32 that arrived at each step.
-    """
-    if self.vitals is None or vitals is None:
-      return None
-    return intrinsic.survival(vitals, discount, self.vitals.set_points)
-
-  @functools.cached_property
-  def empowerment(self) -> empowerment_lib.Empowerment | None:
-    """Networks and loss of empowerment; None where `empowerment_scale` is 0.
-
-    Raises:
-      ValueError: empowerment is on, but an action is not one discrete choice among at least two, or
-        the observation has only images for CNNs.
-    """
-    return empowerment_lib.Empowerment(self.rssm) if self.config.empowerment_scale else None
-
-  def empowered(self, params: Tree, features: modules.Features) -> Any:
-    """The reward of empowerment, [...] float32, at features [..., ...]; None without empowerment."""
-    return self.empowerment.reward(params, features) if self.empowerment else None
+    return registry.make_rewards(self.rssm)
 
   def init(self, key: chex.PRNGKey) -> Tree:
-    """Initial parameters, see `Networks.init`."""
-    return self.networks.init(key)
+    """Initial parameters, see `Networks.init`; with networks of intrinsic rewards."""
+    others = [reward.modules() for reward in self.rewards.values()]
+    return self.networks.init(key, dict(collections.ChainMap(*others)))
 
   def recall(
     self, params: Tree, observation: Tree, version: jax.Array | None = None
@@ -170,7 +126,36 @@ class WorldModel:
 
   def novelty(self, step: rssm_lib.Step) -> jax.Array:
     """Novelty of the transition to a step, [...] float32, by the measure of the config."""
-    return intrinsic.novelty_of(self.config.novelty, step.priors.moments())
+    return novelty_lib.novelty_of(self.config.novelty, step.priors.moments())
+
+  def intrinsic_rewards(
+    self, params: Tree, before: rssm_lib.Step, after: rssm_lib.Step, novelty: jax.Array
+  ) -> dict[str, jax.Array]:
+    """The intrinsic rewards that arrive at a step, [...] float32 each by name; see `Reward.reward`.
+
+    `novelty` [...] is computed already, since boredom and context modules read it, too.
+    """
+    return {
+      name: novelty if name == novelty_lib.NAME else reward.reward(params, before, after)
+      for name, reward in self.rewards.items()
+    }
+
+  def replayed_rewards(
+    self, params: Tree, replayed: rssm_lib.Step, novelty: jax.Array
+  ) -> dict[str, jax.Array]:
+    """The intrinsic rewards [T, B] of replayed steps.
+
+    They are 0 where no transition leads to a step, unless they are centred: their mean is over all steps.
+    """
+    shift = lambda x: jnp.concatenate([x[:1], x[:-1]])
+    state, features = jax.tree.map(shift, (replayed.latent, replayed.features))
+    before = replayed._replace(latent=state, features=features)
+    begins = replayed.first.at[0].set(True)
+    rewards = self.intrinsic_rewards(params, before, replayed, novelty)
+    return {
+      name: x if self.rewards[name].is_centred else jnp.where(begins, 0.0, x)
+      for name, x in rewards.items()
+    }
 
   # Heads.
 
@@ -232,7 +217,7 @@ class WorldModel:
   ) -> tuple[jax.Array, tuple[rssm_lib.Step, jax.Array, Tree, dict[str, jax.Array]]]:
     """The world model's loss on real sequences: the negative ELBO and auxiliary losses, in float32.
 
-      reconstruction + reward_scale reward + continue + mask + value + empowerment
+      reconstruction + reward_scale reward + continue + mask + value + intrinsic rewards
         + mean_k [ m_k (b_dyn KL(sg q || p_k) + change_k) + b_rep max(free, KL(q || sg p_k)) ]
 
     averaged over [T, B], with q the posterior, p_k the prior of member k, b_dyn `dynamics_scale`, b_rep
@@ -254,7 +239,7 @@ class WorldModel:
     """
     posterior = self.rssm.infer(params, keys, sequence, recalled)
     features = posterior.features
-    reconstruction, moments, errors = self._reconstruction_loss(params, posterior, sequence)
+    reconstruction, moments, expected = self._reconstruction_loss(params, posterior, sequence)
     rewards = self.reward(params, features)
     reward = jnp.where(posterior.first, 0.0, -rewards.log_prob(sequence.reward))
     continues = self._continue_loss(params, features, sequence)
@@ -266,8 +251,10 @@ class WorldModel:
     change, change_moments = self._change_loss(params, posterior, sequence, learns)
     scaled_reward = self.config.reward_scale * reward
     loss = jnp.mean(reconstruction + scaled_reward + continues + mask + kl + change)
-    empowerment, inverse = self._empowerment_loss(params, keys, posterior, sequence)
-    loss += value_loss(features) + empowerment
+    of_rewards = [
+      each.loss(params, keys, posterior, sequence, expected) for each in self.rewards.values()
+    ]
+    loss += value_loss(features) + sum(own_loss for own_loss, _ in of_rewards)
     metrics = {
       'loss': loss,
       'reconstruction': reconstruction.mean(),
@@ -278,7 +265,7 @@ class WorldModel:
       'kl': dynamics_kl.mean(),
       # A mean over all steps, since devices average it without their counts of other than FIRST.
       'kl_after_first': jnp.where(posterior.first, 0.0, dynamics_kl).mean(),
-      **(errors | inverse),
+      **dict(collections.ChainMap(*(own_metrics for _, own_metrics in of_rewards))),
     }
     stop = jax.lax.stop_gradient
     return loss, (*stop((posterior, rewards.mean(), moments | change_moments)), metrics)
@@ -303,8 +290,8 @@ class WorldModel:
 
   def _reconstruction_loss(
     self, params: Tree, posterior: rssm_lib.Step, sequence: experience.Sequence
-  ) -> tuple[jax.Array, Tree, dict[str, jax.Array]]:
-    """Loss [T, B] of decoded observations, the moments of numbers (see `averages`), and metrics."""
+  ) -> tuple[jax.Array, Tree, jax.Array]:
+    """Loss [T, B] of decoded observations, moments of numbers (see `averages`), and decoded numbers."""
     numbers, codec = self.networks.numbers, self.networks.codec
     observed = posterior.latent.numbers
     outputs, decoded = self.rssm.decoder(params, posterior.latent, posterior.previous)
@@ -313,12 +300,11 @@ class WorldModel:
     predicted = numbers.predict(outputs, before, ~posterior.first, statistics)
     loss, error = numbers.loss(predicted, observed, statistics)
     _, *images = codec.encode(sequence.observation)
-    errors = {}
-    if self.vitals is not None:
-      expected = numbers.expected(predicted, statistics)
-      difference = jnp.abs(self.read_vitals(expected) - self.read_vitals(observed)).mean(-1)
-      errors['vital_error'] = jnp.where(posterior.first, 0.0, difference).mean()
-    return loss + codec.image_loss(decoded, images), numbers.moments(observed, error), errors
+    return (
+      loss + codec.image_loss(decoded, images),
+      numbers.moments(observed, error),
+      (numbers.expected(predicted, statistics)),
+    )
 
   def _continue_loss(
     self, params: Tree, features: modules.Features, sequence: experience.Sequence
@@ -336,22 +322,6 @@ class WorldModel:
       return jnp.zeros(sequence.reward.shape)
     logits = self._head(params, 'mask', features).astype(jnp.float32)
     return jnp.sum(jax.nn.softplus(logits) - legal.astype(jnp.float32) * logits, axis=-1)
-
-  def _empowerment_loss(
-    self,
-    params: Tree,
-    keys: jax.Array,
-    posterior: rssm_lib.Step,
-    sequence: experience.Sequence,
-  ) -> tuple[jax.Array | float, dict[str, jax.Array]]:
-    """Loss [] of empowerment, and metrics; 0 and none without it."""
-    if self.empowerment is None:
-      return 0.0, {}
-    keys = jax.vmap(lambda key: jax.random.fold_in(key, len(sequence.reward)))(keys)
-    legal = observation_lib.action_mask(sequence.observation)
-    if legal is None:
-      legal = jnp.ones((*sequence.reward.shape, self.networks.actions.size), bool)
-    return self.empowerment.loss(params, keys, posterior, sequence.step_type == LAST, legal)
 
   def _change_loss(
     self,

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from hephaestus.agents.dreamer import actor_critic as ac
-from hephaestus.agents.dreamer import dream, intrinsic, rssm, world_model
+from hephaestus.agents.dreamer import dream, rssm, world_model
+from hephaestus.agents.dreamer.rewards import novelty as novelty_lib
 
 HORIZON_MAX, NUM_MEMBERS = 6, 3
 NUM_STEPS, BATCH = 6, 3
@@ -63,7 +64,7 @@ def posterior(dreamer, params, sequence, judge):
 
 
 information_gain = jax.jit(
-  lambda priors: intrinsic.novelty_of('information_gain', priors.moments())
+  lambda priors: novelty_lib.novelty_of('information_gain', priors.moments())
 )
 
 
@@ -382,7 +383,7 @@ def test_bfloat16_dreams_have_float32_rewards_values_and_novelty(
 
   def imagine(params, sequence):
     posterior = dreamer.model.rssm.infer(params['world_model'], KEYS, sequence)
-    novelty = intrinsic.novelty_of('information_gain', posterior.priors.moments())
+    novelty = novelty_lib.novelty_of('information_gain', posterior.priors.moments())
     last, policy = sequence.step_type == 2, dreamer.actor_critic
     start, _ = dream.starts(policy, {}, posterior, last, novelty, DREAM_KEYS, num_steps=1)
     critic = params['actor_critic']
@@ -472,7 +473,7 @@ def made_dream(horizon, *, discount=1.0, weight=(1.0, 1.0)):
     start=start, features=(), novelty=(), mask=(),
     choice=np.zeros((HORIZON_MAX, 2), np.int32),
     reward=(), discount=fill(discount), values={}, slow_values={}, horizon=np.int32(horizon),
-    context_inputs=(),
+    context_inputs=(), rewards={},
   )  # fmt: skip
 
 
@@ -489,7 +490,7 @@ def bare(imagined):
   start = dream.Start((), (), (), (), (), (), imagined.start.weight, ())
   fields = imagined._asdict()
   fields |= dict.fromkeys(('features', 'novelty', 'mask', 'reward', 'context_inputs'), ())
-  return dream.Dream(**fields | {'start': start, 'values': {}, 'slow_values': {}})
+  return dream.Dream(**fields | {'start': start, 'values': {}, 'slow_values': {}, 'rewards': {}})
 
 
 compiled_returns = jax.jit(dream.returns_of)
@@ -650,7 +651,7 @@ def test_continuous_actions_are_imagined_and_have_gradients(
   @jax.jit
   def learn(params, sequence):
     posterior = model.rssm.infer(params['world_model'], KEYS, sequence)
-    novelty = intrinsic.novelty_of('information_gain', posterior.priors.moments())
+    novelty = novelty_lib.novelty_of('information_gain', posterior.priors.moments())
     last = sequence.step_type == 2
     start, _ = dream.starts(policy, {}, posterior, last, novelty, DREAM_KEYS, num_steps=2)
     critic = params['actor_critic']

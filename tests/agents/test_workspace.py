@@ -15,8 +15,9 @@ from hephaestus.actors.environments import environment, errands
 from hephaestus.agents.dreamer import actor_critic as ac
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
-from hephaestus.agents.dreamer import context, dream, intrinsic, rssm, workspace
+from hephaestus.agents.dreamer import context, dream, rssm, workspace
 from hephaestus.agents.dreamer import numbers as numbers_lib
+from hephaestus.agents.dreamer.rewards import novelty as novelty_lib
 
 N = errands.NUM_ERRANDS
 BATCH = 64
@@ -491,7 +492,7 @@ def test_imagination_opens_and_counts(make_params):
     priors = model.rssm.prior(params['world_model'], deterministic, previous, first)
     features = model.rssm.features(params['world_model'], latent, previous)
     posterior = rssm.Step(latent, features, previous, None, priors, first)
-    novelty = intrinsic.novelty_of('information_gain', priors.moments())
+    novelty = novelty_lib.novelty_of('information_gain', priors.moments())
     keys = jax.random.split(jax.random.key(1), 3)
     of_policy = params['actor_critic']
     start, _ = dream.starts(policy, of_policy, posterior, first, novelty, keys, num_steps=None)

@@ -15,8 +15,9 @@ from hephaestus.actors.environments import environment
 from hephaestus.agents import networks
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import agent as dreamer_agent
-from hephaestus.agents.dreamer import intrinsic, modules, rssm, world_model
+from hephaestus.agents.dreamer import modules, rssm, world_model
 from hephaestus.agents.dreamer import numbers as numbers_lib
+from hephaestus.agents.dreamer.rewards import novelty as novelty_lib
 
 NUM_MEMBERS = 3
 KEYS = jax.random.split(jax.random.key(5), 3)
@@ -106,7 +107,7 @@ def test_independent_members_disagree_and_copies_of_one_do_not(model, fresh, seq
     name: jax.tree.map(lambda x: np.broadcast_to(x[:1], x.shape), fresh[name])
     for name in (*modules.MEMBERS, modules.AVERAGE_CHANGE)
   }
-  gain = jax.jit(lambda priors: intrinsic.novelty_of('information_gain', priors.moments()))
+  gain = jax.jit(lambda priors: novelty_lib.novelty_of('information_gain', priors.moments()))
   novelty = lambda params: np.asarray(gain(judge(model, params, KEYS, sequence).posterior.priors))
   # At a FIRST step the state is zero, so fresh members agree.
   first = sequence.step_type == rssm.FIRST

@@ -10,7 +10,8 @@ from trainer import Trainer
 
 from hephaestus.agents import experience
 from hephaestus.agents.dreamer import agent as dreamer_agent
-from hephaestus.agents.dreamer import dream, intrinsic
+from hephaestus.agents.dreamer import dream
+from hephaestus.agents.dreamer.rewards import novelty as novelty_lib
 from hephaestus.learner import dreamer_update
 
 
@@ -83,7 +84,7 @@ def survivor():
   return make_dreamer(survival_scale=0.5, empowerment_scale=0.5)
 
 
-def test_imagined_vitals_begin_with_the_observed_ones_and_change(survivor):
+def test_imagined_vitals_change_and_are_rewarded(survivor):
   batch = make_batch(survivor)
   model, policy = survivor.model, survivor.actor_critic
   params = survivor.agent.init_params(jax.random.key(0))
@@ -94,20 +95,18 @@ def test_imagined_vitals_begin_with_the_observed_ones_and_change(survivor):
     keys = jax.random.split(key, len(batch.identity))
     sequence = experience.time_major(batch)
     posterior = model.rssm.infer(params['world_model'], keys, sequence)
-    novelty = intrinsic.novelty_of('information_gain', posterior.priors.moments())
+    novelty = novelty_lib.novelty_of('information_gain', posterior.priors.moments())
     last = sequence.step_type == dreamer_update.LAST
     start, _ = dream.starts(policy, {}, posterior, last, novelty, keys, num_steps=None)
     dreamt = dream.rollout(model, policy, params, slow, start, jnp.int32(4))
-    return dreamt.vitals, dreamt.choice
+    return dreamt.rewards['survival'], dreamt.choice
 
-  vitals, choice = imagine(jax.random.key(1))
-  observed = np.swapaxes(batch.observation['bounded'][..., [0, 2]], 0, 1).reshape(-1, 2)
-  np.testing.assert_allclose(vitals[0], observed, atol=1e-6)
-  lacks = np.asarray(intrinsic.lack(vitals, model.vitals.set_points))
-  assert np.abs(np.diff(lacks, axis=0)).min(axis=1).max() > 0  # at every step, of some rollouts
+  reward, choice = imagine(jax.random.key(1))
+  assert not reward[0].any()  # nothing arrives at the start
+  assert np.abs(reward[1:]).max(axis=1).min() > 0  # at every step, of some rollouts
   others, other_choice = imagine(jax.random.key(2))
   differs = np.asarray(choice[0] != other_choice[0])
-  assert differs.any() and np.abs(vitals[1] - others[1])[differs].max() > 1e-4
+  assert differs.any() and np.abs(reward[1] - others[1])[differs].max() > 1e-4
 
 
 def test_vitals_change_nothing_without_survival(survivor):
@@ -132,4 +131,4 @@ def test_vitals_change_nothing_without_survival(survivor):
     lambda: dreamer.agent.stored_state(dreamer.agent.initial_policy_state(2))
   )
   assert stored(plain) == stored(survivor)
-  assert plain.model.read_vitals(jnp.zeros(5)) is None
+  assert set(plain.model.rewards) == {'novelty'}
