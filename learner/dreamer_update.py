@@ -6,7 +6,6 @@ devices share the batch.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,13 +21,14 @@ from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import dream, intrinsic, modules, rssm
 from hephaestus.agents.dreamer import memory as memory_lib
+from hephaestus.agents.dreamer import targets as targets_lib
 from hephaestus.agents.dreamer.rewards import novelty as novelty_lib
 from hephaestus.learner import config as learner_config
 from hephaestus.learner import devices as devices_lib
 
 Tree = Any
 Metrics = dict[str, jax.Array]
-FIRST, LAST = int(dm_env.StepType.FIRST), int(dm_env.StepType.LAST)
+LAST = int(dm_env.StepType.LAST)
 
 
 class TrainState(NamedTuple):
@@ -98,6 +98,14 @@ def make_update(dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerCo
     make_optimizer(config.policy_learning_rate, learner_config.POLICY_MAX_GRADIENT, config),
   )
   return Update(learner.init, learner.update)
+
+
+BATCH = targets_lib.Batch(
+  mean=devices_lib.over_devices,
+  largest=lambda x: devices_lib.over_devices(x, jax.lax.pmax),
+  gather=lambda x: jax.lax.all_gather(x, devices_lib.DEVICES),
+)
+"""Reductions over the batch of all devices."""
 
 
 class _Imagined(NamedTuple):
@@ -200,7 +208,7 @@ class _Learner:
       recalled: [T, B, ...], inputs of networks that `WorldModel.recall` read; None without a memory.
     """
     before, model = state.params['world_model'], self.dreamer.model
-    value_loss = functools.partial(self._value_loss, state, sequence)
+    value_loss = lambda features: self._value_loss(state, sequence, features)
     loss = lambda trained: model.loss(before | trained, keys, sequence, value_loss, recalled)
     (_, aux), grads = jax.value_and_grad(loss, has_aux=True)(_trained(before))
     posterior, expected_reward, moments, metrics = aux
@@ -218,18 +226,12 @@ class _Learner:
     return state, posterior, metrics
 
   def _value_loss(
-    self, state: TrainState, sequence: experience.Sequence, features: jax.Array
+    self, state: TrainState, sequence: experience.Sequence, features: modules.Features
   ) -> jax.Array:
-    """The critic's loss on replayed steps as a function of their features."""
-    policy, config = self.dreamer.actor_critic, self.dreamer.config
-    stop = jax.lax.stop_gradient
-    first = sequence.step_type == FIRST
-    history = policy.critic_context.replayed(stop(features), jnp.zeros_like(sequence.reward), first)
-    last = sequence.step_type == LAST
-    rewards = {ac.TASK: sequence.reward}
-    replayed = ac.Replayed(features, history, rewards, sequence.discount, last)
-    loss = policy.replayed_value_loss(
-      stop(state.params['actor_critic']), state.slow_critic, replayed
+    """The critic's part of the world model's loss, [], a function of the features; 0 during warm-up."""
+    config = self.dreamer.config
+    loss = self.dreamer.actor_critic.latent_loss(
+      state.params['actor_critic'], state.slow_critic, features, sequence
     )
     return jnp.where(state.step >= config.warm_up_updates, config.replayed_value_scale * loss, 0.0)
 
@@ -259,7 +261,8 @@ class _Learner:
     dreamt = dream.rollout(
       self.dreamer.model, policy, state.params, state.slow_critic, start, horizon, explore=True
     )
-    rewards = self._rewards(sequence.reward, rewards, lambda _, x: x.mean())
+    mean = lambda _, x: BATCH.mean(x.mean())
+    rewards = targets_lib.head_rewards(self.dreamer.model.rewards, sequence.reward, rewards, mean)
     return _Imagined(
       dreamt, ac.Replayed(replayed.features, history, rewards, sequence.discount, last)
     )
@@ -269,7 +272,9 @@ class _Learner:
   ) -> tuple[TrainState, Metrics, Metrics]:
     """One step of the policy's optimizer; returns state, metrics of the policy, and of the dream."""
     dreamt = imagined.dream
-    scales, targets, target_metrics = self._targets(state.scales, imagined)
+    scales, targets, target_metrics = targets_lib.imagined(
+      self.dreamer.actor_critic, self.dreamer.model.rewards, state.scales, dreamt, BATCH
+    )
     params = state.params['actor_critic']
     grads, metrics = self._imagined_gradient(params, dreamt, targets)
     metrics['replayed_value_loss'], replayed_grads = self._replayed_gradient(state, imagined)
@@ -335,28 +340,14 @@ class _Learner:
     params = state.params['actor_critic']
     context = policy.critic_context.pool(params, replayed.history, replayed.features)
     value = policy.values(params, replayed.features, context)[ac.TASK].mean()
-    return_ = returns.lambda_returns(
-      sequence.reward,
-      sequence.discount,
-      value,
-      gamma=config.gamma,
-      lambda_=config.lambda_,
-      bootstrap_t=replayed.last,
-    )
     # By all that is remembered by now, so that nothing is written each time that it is replayed.
     _, known = model.recall(state.params, sequence.observation)
     assert recall is not None and known is not None
-    action = model.networks.actions.encode(sequence.action)
-    error = jnp.abs(return_ - memory.expected(known, action, value)[:-1])
-    surprise = jnp.where(replayed.last[:-1], 0.0, error)
-    steps = (memory.key(sequence.observation)[:-1], action[:-1], return_, surprise)
-    # One sequence after another, as they lie on the devices.
-    merge = lambda x: jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:])
-    best = memory_lib.most_surprising(memory_lib.Offer(*map(merge, steps)))
-    gathered = jax.lax.all_gather(best, devices_lib.DEVICES)
+    offer = memory.offer(known, sequence, value, gamma=config.gamma, lambda_=config.lambda_)
+    gathered = jax.tree.map(BATCH.gather, memory_lib.most_surprising(offer))
     everyone = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), gathered)
     renewed = memory.renewed(recall).astype(jnp.int32)
-    renewed = devices_lib.over_devices(renewed, jax.lax.pmax) > 0
+    renewed = BATCH.largest(renewed) > 0
     ring = memory.write(state.params[memory_lib.NAME], everyone, renewed, state.step)
     metrics = memory.metrics(ring, recall, state.step)
     return state._replace(params=state.params | {memory_lib.NAME: ring}), metrics
@@ -376,20 +367,11 @@ class _Learner:
     config = self.dreamer.config
     if not self.dreamer.actor_critic.explores:
       return state, {}
-    mean = lambda x: devices_lib.over_devices(jnp.mean(jnp.where(follows, x, 0.0)))
-    count = jnp.maximum(mean(jnp.ones_like(sequence.reward)), 1e-8)
-    difference = intrinsic.return_difference(
-      sequence.reward,
-      sequence.discount,
-      (mean(sequence.reward) / count, mean(sequence.discount) / count),
-      gamma=config.gamma,
+    deviation, largest = intrinsic.return_differences(
+      sequence.reward, sequence.discount, follows, BATCH.mean, gamma=config.gamma
     )
-    deviation = jnp.sqrt(mean(jnp.square(difference)) / count)
-    largest = jnp.max(jnp.where(follows, difference, 0.0))
     share = intrinsic.exploring(state.params[intrinsic.EXPLORING], deviation, config)
-    evidence = intrinsic.evidence(
-      state.scales.evidence, devices_lib.over_devices(largest, jax.lax.pmax), config
-    )
+    evidence = intrinsic.evidence(state.scales.evidence, BATCH.largest(largest), config)
     state = state._replace(
       params=state.params | {intrinsic.EXPLORING: share},
       scales=state.scales._replace(evidence=evidence),
@@ -403,49 +385,6 @@ class _Learner:
       return {}
     gates = workspace.gates(state.params['actor_critic'], replayed.history, replayed.features)
     return workspace.metrics(devices_lib.over_devices(gates.mean(axis=(0, 1))))
-
-  def _targets(
-    self, scales: ac.Scales, imagined: _Imagined
-  ) -> tuple[ac.Scales, ac.Targets, Metrics]:
-    """The next scales; targets [H, B'] of H steps imagined from B' starts; metrics of their advantages."""
-    config, dreamt, policy = self.dreamer.config, imagined.dream, self.dreamer.actor_critic
-    weight = self._weights(dreamt)
-    own = {name: policy.dreams(name, weight.shape[1]) for name in policy.heads}
-    mean = lambda name, x: jnp.sum((weight * x[1:])[:, own[name]])
-    rewards = self._rewards(dreamt.reward, dreamt.rewards, mean)
-    at_each_step = lambda x: devices_lib.over_devices(jnp.sum(x, axis=1, keepdims=True))
-    all_returns, advantages, first = {}, {}, {}
-    for name in policy.heads:
-      value = dreamt.values[name]
-      return_ = dream.returns_of(
-        dreamt, rewards[name], value, gamma=config.gamma, lambda_=config.lambda_
-      )
-      # A value that lags behind shifts all advantages at an imagined step alike, by more the more
-      # steps are left to the horizon, which is noise to the policy.
-      share = weight[:, own[name]]
-      error = (return_ - value[:-1])[:, own[name]]
-      centre = at_each_step(share * error) / jnp.maximum(at_each_step(share), 1e-8)
-      all_returns[name], advantages[name] = return_, error - centre
-      # Starts of weight 0 are left out: no data teaches the model what follows a termination, so
-      # members disagree most there, and their novelty would set the scale of all others.
-      counted = jnp.where(dreamt.start.weight > 0, return_[0], jnp.nan)[own[name]]
-      first[name] = jax.lax.all_gather(counted, devices_lib.DEVICES)
-    size = jnp.sum((weight * jnp.abs(all_returns[ac.TASK]))[:, own[ac.TASK]])
-    scales, divisors = ac.update_scales(scales, first, devices_lib.over_devices(size), config)
-    evidence = scales.evidence if policy.explores else 1.0
-    joint, magnitudes = jnp.zeros_like(weight), {}
-    for name, advantage in advantages.items():
-      head_weight = evidence if name == ac.TASK else self.dreamer.model.rewards[name].weight(config)
-      term = head_weight * (advantage / divisors[name])
-      joint = joint.at[:, own[name]].add(term)
-      magnitudes[f'{name}_advantage'] = jnp.sum(weight[:, own[name]] * jnp.abs(term))
-    targets = ac.Targets(
-      returns=all_returns,
-      advantage=joint,
-      slow_values={name: value[:-1] for name, value in dreamt.slow_values.items()},
-      weight=weight,
-    )
-    return scales, targets, magnitudes | {'return_spread': divisors[ac.TASK]}
 
   def _imagined_gradient(
     self, params: Tree, dreamt: dream.Dream, targets: ac.Targets
@@ -485,41 +424,6 @@ class _Learner:
 
     result: tuple[jax.Array, Tree] = jax.value_and_grad(loss)(state.params['actor_critic'])
     return result
-
-  def _rewards(
-    self,
-    task: jax.Array,
-    rewards: dict[str, jax.Array],
-    mean: Callable[[str, jax.Array], jax.Array],
-  ) -> dict[str, jax.Array]:
-    """The reward of each head of the critic, by its name.
-
-    Imagined steps look newer than replayed ones, so each of the two has a mean of its own. Less the
-    replayed one, every imagined step would be rewarded.
-
-    Args:
-      task: the environment's reward.
-      rewards: intrinsic rewards by name.
-      mean: (name, rewards) -> [] float32, mean of a reward on this device, subtracted where
-        `Reward.is_centred`.
-    """
-    kinds = self.dreamer.model.rewards
-    centred = {
-      name: x - devices_lib.over_devices(mean(name, x)) if kinds[name].is_centred else x
-      for name, x in rewards.items()
-    }
-    return {ac.TASK: task, **centred}
-
-  def _weights(self, dreamt: dream.Dream) -> jax.Array:
-    """Weights of imagined steps, [H, B'], which sum to 1 over the dreams of each actor on all devices.
-
-    The mean over devices of the sums is 1.
-    """
-    weight, policy = dream.weights(dreamt), self.dreamer.actor_critic
-    heads = (ac.TASK, ac.NOVELTY) if policy.explores else (ac.TASK,)
-    parts = [weight[:, policy.dreams(name, weight.shape[1])] for name in heads]
-    total = lambda part: jnp.maximum(devices_lib.over_devices(part.sum()), 1e-8)
-    return jnp.concatenate([part / total(part) for part in parts], axis=1)
 
 
 def _trained(params: Tree) -> Tree:

@@ -20,10 +20,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import chex
+import dm_env
 import jax
 import jax.numpy as jnp
 
-from hephaestus.agents import distributions, networks, returns
+from hephaestus.agents import distributions, experience, returns
+from hephaestus.agents import networks as networks_lib
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import context as context_lib
 from hephaestus.agents.dreamer import modules as modules_lib
@@ -33,6 +35,7 @@ from hephaestus.agents.dreamer.rewards import novelty, registry
 
 Tree = Any
 Features = modules_lib.Features
+FIRST, LAST = int(dm_env.StepType.FIRST), int(dm_env.StepType.LAST)
 TASK, NOVELTY = 'task', novelty.NAME
 """Names of heads of the critics: of the environment's reward and of novelty; see `ActorCritic.heads`."""
 
@@ -240,9 +243,9 @@ class ActorCritic:
       return slice(0, batch)
     return slice(batch // 2, batch) if head == NOVELTY else slice(0, batch // 2)
 
-  def _modules(self) -> dict[str, networks.TwoTowers]:
+  def _modules(self) -> dict[str, networks_lib.TwoTowers]:
     config = self.config
-    mlp = lambda layers, size, scale: networks.TwoTowers(
+    mlp = lambda layers, size, scale: networks_lib.TwoTowers(
       config.hidden_size, layers, size, scale, dtype=config.dtype
     )
     actors = (ACTOR, EXPLORER) if self.explores else (ACTOR,)
@@ -285,7 +288,7 @@ class ActorCritic:
     return (state, context), (features.numbers,)
 
   def _apply(self, params: Tree, name: str, features: Features, context: jax.Array) -> jax.Array:
-    return networks.apply(
+    return networks_lib.apply(
       self._modules()[name], params[name], *self._towers(name, features, context)
     )
 
@@ -368,18 +371,13 @@ class ActorCritic:
   def loss(
     self, params: Tree, steps: Steps, targets: Targets
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Score-function loss of the actors and likelihood loss of the critic on imagined steps.
+    """Losses of actors and critics on imagined steps, with their metrics.
 
-      actor:  - weight ( sg(advantage) log pi(a | f, context) + eta H[pi] )
-      critic: - weight ( log p(sg(return)) + log p(sg(slow value)) )
-
-    summed over steps; eta is `entropy_scale`. The actor of each step is that of its dream, and the
-    critic's are summed over its heads, each on the dreams of its actor, see `dreams`. Contexts, policy
-    and value are computed here, inside the gradient, from the features, actions and masks that the
-    dreams stored.
+    Contexts, policy and value are computed here, inside the gradient, from the features, actions and
+    masks that the dreams stored.
 
     Args:
-      params: parameters of context module, actors and critic.
+      params: parameters of context module, actors and critics.
       steps: R steps of the dreams.
       targets: targets for these steps; the weights of each actor sum to 1 over all its dreams.
 
@@ -387,33 +385,59 @@ class ActorCritic:
       The loss [] (a weighted sum, so that parts of a dream add up), and metrics [] by name, which add
       up likewise.
     """
-    config = self.config
-    features = steps.features
-    context = self.context.pool(params, steps.history, features)
-    policy = self.dreamt_policy(params, features, context, steps.mask)
-    entropy = policy.entropy()
-    log_prob = policy.log_prob(steps.choice)
-    actor = -jax.lax.stop_gradient(targets.advantage) * log_prob - config.entropy_scale * entropy
-    actor_loss = jnp.sum(targets.weight * actor)
-    own = {name: self.dreams(name, steps.choice.shape[1]) for name in self.heads}
-    total = lambda x, name=TASK: jnp.sum(targets.weight[:, own[name]] * x[:, own[name]])
-    critic_loss: Any = 0.0
-    for name, value in self.dreamt_values(params, features, context).items():
-      for target in (targets.returns[name], targets.slow_values[name]):
-        log_likelihood = value.log_prob(target[:, own[name]])
-        critic_loss -= jnp.sum(targets.weight[:, own[name]] * log_likelihood)
+    context = self.context.pool(params, steps.history, steps.features)
+    actor_loss, metrics = self.actor_loss(params, steps, context, targets)
+    critic_loss = self.critic_loss(params, steps, context, targets)
+    of_task = self.dreams(TASK, steps.choice.shape[1])
+    metrics['critic_loss'] = critic_loss
+    metrics['return'] = jnp.sum((targets.weight * targets.returns[TASK])[:, of_task])
+    return actor_loss + critic_loss, metrics
+
+  def actor_loss(
+    self, params: Tree, steps: Steps, context: jax.Array, targets: Targets
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Score-function loss of the actors, each on its own dreams: see `dreams`.
+
+      - sum weight ( sg(advantage) log pi(a | f, context) + eta H[pi] )
+
+    with the advantage of `targets.imagined` and eta the config's `entropy_scale`. Arguments and results
+    are as of `loss`; context is [R, B, C].
+    """
+    policy = self.dreamt_policy(params, steps.features, context, steps.mask)
+    entropy, log_prob = policy.entropy(), policy.log_prob(steps.choice)
+    advantage = jax.lax.stop_gradient(targets.advantage)
+    loss = jnp.sum(targets.weight * (-advantage * log_prob - self.config.entropy_scale * entropy))
+
+    def total(x: jax.Array, name: str = TASK) -> jax.Array:
+      own = self.dreams(name, steps.choice.shape[1])
+      return jnp.sum(targets.weight[:, own] * x[:, own])
+
     metrics = {
-      'actor_loss': actor_loss,
-      'critic_loss': critic_loss,
+      'actor_loss': loss,
       'entropy': total(entropy),
-      'return': total(targets.returns[TASK]),
       'advantage_magnitude': total(jnp.abs(targets.advantage)),
     }
     if self.explores:
       metrics['explorer_entropy'] = total(entropy, NOVELTY)
     if self.discrete:
       metrics['nothing_legal'] = total(~steps.mask.any(-1))
-    return actor_loss + critic_loss, metrics
+    return loss, metrics
+
+  def critic_loss(
+    self, params: Tree, steps: Steps, context: jax.Array, targets: Targets
+  ) -> jax.Array:
+    """Likelihood loss [] of the critics, summed over heads, each on the dreams of its actor.
+
+      - sum weight ( log p(sg(return)) + log p(sg(slow value)) )
+
+    Arguments are as of `actor_loss`.
+    """
+    loss: Any = 0.0
+    for name, value in self.dreamt_values(params, steps.features, context).items():
+      own = self.dreams(name, steps.choice.shape[1])
+      for target in (targets.returns[name], targets.slow_values[name]):
+        loss -= jnp.sum(targets.weight[:, own] * value.log_prob(target[:, own]))
+    return loss
 
   def replayed_value_loss(self, params: Tree, slow_critic: Tree, replayed: Replayed) -> jax.Array:
     """The critic's loss on replayed steps, to lambda-returns of real rewards, so model errors do not bias it.
@@ -443,3 +467,23 @@ class ActorCritic:
       value = distributions.TwoHot(value.logits[:-1], value.bins)
       loss -= value.log_prob(return_) + value.log_prob(slow[:-1])
     return jnp.mean(jnp.where(last[:-1], 0.0, loss))
+
+  def latent_loss(
+    self, params: Tree, slow_critic: Tree, features: Features, sequence: experience.Sequence
+  ) -> jax.Array:
+    """The task's loss of `replayed_value_loss` [], as a function of the features alone.
+
+    Its gradient reaches the world model, whose latents then keep what later rewards depend on.
+
+    Args:
+      params: parameters of the actor-critic, which get no gradient.
+      slow_critic: parameters of the slow critic.
+      features: [T, B, ...].
+      sequence: [T, B, ...], the same steps.
+    """
+    stop = jax.lax.stop_gradient
+    first, last = (sequence.step_type == kind for kind in (FIRST, LAST))
+    history = self.critic_context.replayed(stop(features), jnp.zeros_like(sequence.reward), first)
+    rewards = {TASK: sequence.reward}
+    replayed = Replayed(features, history, rewards, sequence.discount, last)
+    return self.replayed_value_loss(stop(params), slow_critic, replayed)

@@ -1,6 +1,5 @@
 """The world model and the actor-critic, bound into an Agent that acts."""
 
-import collections
 import dataclasses
 import functools
 from typing import Any, NamedTuple
@@ -158,8 +157,11 @@ class _Acting:
     extras = {'log_prob': distribution.log_prob(choice)}
     if explain:
       extras['log_probs'] = distribution.log_probs
-      shown = (reward.explain(params['world_model'], step) for reward in model.rewards.values())
-      extras['intrinsic'] = dict(collections.ChainMap(*shown))
+      extras['intrinsic'] = {
+        name: shown
+        for reward in model.rewards.values()
+        for name, shown in reward.explain(params['world_model'], step).items()
+      }
       if policy.workspace:
         extras['open'] = policy.workspace.opened(context)
       episodic = model.networks.memory

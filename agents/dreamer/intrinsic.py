@@ -3,6 +3,7 @@
 All arithmetic is float32: in bfloat16, rounding would dominate slow averages.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -130,6 +131,34 @@ def return_difference(
   mean_reward, mean_discount = means
   value = mean_reward / jnp.maximum(1.0 - gamma * mean_discount, 1e-3)
   return jnp.abs(reward - mean_reward + gamma * (discount - mean_discount) * value)
+
+
+def return_differences(
+  reward: jax.Array,
+  discount: jax.Array,
+  follows: jax.Array,
+  mean: Callable[[jax.Array], jax.Array],
+  *,
+  gamma: float,
+) -> tuple[jax.Array, jax.Array]:
+  """Root mean square and maximum of `return_difference` over the real steps of a batch.
+
+  Args:
+    reward: [T, B] float32.
+    discount: [T, B] float32.
+    follows: [T, B] bool, steps to which a transition leads; only these count.
+    mean: mean of a number [] over all parts of the batch.
+    gamma: the agent's discount factor.
+
+  Returns:
+    [] float32 each; the root mean square is of the whole batch, the maximum of this part.
+  """
+  over = lambda x: mean(jnp.mean(jnp.where(follows, x, 0.0)))
+  count = jnp.maximum(over(jnp.ones_like(reward)), 1e-8)
+  means = over(reward) / count, over(discount) / count
+  difference = return_difference(reward, discount, means, gamma=gamma)
+  deviation = jnp.sqrt(over(jnp.square(difference)) / count)
+  return deviation, jnp.max(jnp.where(follows, difference, 0.0))
 
 
 def evidence(

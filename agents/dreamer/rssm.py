@@ -127,7 +127,7 @@ class Step(NamedTuple):
   belief: Any
   priors: Prior
   first: jax.Array
-  discount: jax.Array | None = None
+  discount: Any = None
 
 
 class Noise(NamedTuple):

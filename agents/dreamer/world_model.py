@@ -1,6 +1,5 @@
 """The world model: an RSSM with heads for reward, continuation and legal actions, and its loss."""
 
-import collections
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -59,8 +58,8 @@ class WorldModel:
 
   def init(self, key: chex.PRNGKey) -> Tree:
     """Initial parameters, see `Networks.init`; with networks of intrinsic rewards."""
-    others = [reward.modules() for reward in self.rewards.values()]
-    return self.networks.init(key, dict(collections.ChainMap(*others)))
+    others = [item for reward in self.rewards.values() for item in reward.modules().items()]
+    return self.networks.init(key, dict(others))
 
   def recall(
     self, params: Tree, observation: Tree, version: jax.Array | None = None
@@ -265,7 +264,7 @@ class WorldModel:
       'kl': dynamics_kl.mean(),
       # A mean over all steps, since devices average it without their counts of other than FIRST.
       'kl_after_first': jnp.where(posterior.first, 0.0, dynamics_kl).mean(),
-      **dict(collections.ChainMap(*(own_metrics for _, own_metrics in of_rewards))),
+      **{name: x for _, own_metrics in of_rewards for name, x in own_metrics.items()},
     }
     stop = jax.lax.stop_gradient
     return loss, (*stop((posterior, rewards.mean(), moments | change_moments)), metrics)

@@ -14,6 +14,7 @@ from trainer import Trainer
 from hephaestus.agents import experience, returns
 from hephaestus.agents.dreamer import actor_critic, dream, intrinsic, rssm, world_model
 from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.agents.dreamer import targets as targets_lib
 from hephaestus.agents.dreamer.rewards import survival
 from hephaestus.learner import devices, dreamer_update
 
@@ -167,7 +168,6 @@ def targets_of(dreamer, rewards, values, known=None, evidence=1.0, **of_dream):
     evidence: that real returns differ.
     **of_dream: other fields of the dream, [H + 1, B', ...].
   """
-  learner = dreamer_update._Learner(dreamer, None, None)
   scales = actor_critic.initial_scales(dreamer.actor_critic.heads)
   scales = scales._replace(evidence=jnp.float32(evidence))
   times = 2 if dreamer.actor_critic.explores else 1
@@ -187,11 +187,13 @@ def targets_of(dreamer, rewards, values, known=None, evidence=1.0, **of_dream):
     context_inputs=None,
     rewards={name: rewards[name] for name in dreamer.model.rewards},
   )._replace(**of_dream)  # fmt: skip
-  imagined = dreamer_update._Imagined(dreamt, None)
+  target = functools.partial(
+    targets_lib.imagined, dreamer.actor_critic, dreamer.model.rewards, batch=dreamer_update.BATCH
+  )
   add_axis = lambda tree: jax.tree.map(lambda x: x[None], tree)
   _, targets, _ = jax.tree.map(
     lambda x: np.asarray(x)[0],
-    jax.vmap(learner._targets, axis_name=devices.DEVICES)(add_axis(scales), add_axis(imagined)),
+    jax.vmap(target, axis_name=devices.DEVICES)(add_axis(scales), add_axis(dreamt)),
   )
   return targets
 

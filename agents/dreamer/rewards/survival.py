@@ -64,9 +64,12 @@ class Survival(reward_lib.Reward):
     return 0.0, {'intrinsic/vital_error': jnp.where(replayed.first, 0.0, error).mean()}
 
   def reward(self, params: Tree, before: rssm_lib.Step, after: rssm_lib.Step) -> jax.Array:
-    vitals = (self.read(step.latent.numbers) for step in (before, after))
-    assert after.discount is not None
-    return reduction(*vitals, after.discount, self.vitals.set_points)
+    return reduction(
+      self.read(before.latent.numbers),
+      self.read(after.latent.numbers),
+      after.discount,
+      self.vitals.set_points,
+    )
 
   def metrics(
     self, params: Tree, replayed: rssm_lib.Step, rewards: jax.Array
