@@ -72,7 +72,7 @@ class PlayedStep(NamedTuple):
     policy: probabilities of the legal choices at this time step by name, the likeliest first.
     recalled: choice -> value and evidence (0 to 1) in episodic memory; see `memory.Recall`.
     nearest: most similar entries of episodic memory, the nearest first.
-    empowerment: empowerment of the agent at this time step, nats.
+    intrinsic: numbers by name that intrinsic rewards show of this time step, see `Agent.explain`.
     gates: for an agent with a workspace (see `dreamer.workspace`), name of a leaf of the observation, or
       'recall' for what episodic memory gives -> whether its gate is open, so that the policy reads it.
   """
@@ -89,7 +89,7 @@ class PlayedStep(NamedTuple):
   policy: dict[str, float] | None = None
   recalled: dict[str, tuple[float, float]] | None = None
   nearest: list[Remembered] | None = None
-  empowerment: float | None = None
+  intrinsic: dict[str, float] | None = None
   gates: dict[str, bool] | None = None
 
 
@@ -269,7 +269,7 @@ class Play:
         policy=self._policy(extras),
         recalled=self._recalled(extras),
         nearest=self._nearest(extras),
-        empowerment=float(extras['empowerment']) if 'empowerment' in extras else None,
+        intrinsic={name: float(shown) for name, shown in extras.get('intrinsic', {}).items()},
         gates=self._gates(extras),
       )
 

@@ -6,7 +6,6 @@ devices share the batch.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,14 +19,16 @@ from hephaestus.agents import experience, returns
 from hephaestus.agents.dreamer import actor_critic as ac
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
-from hephaestus.agents.dreamer import dream, intrinsic, modules
+from hephaestus.agents.dreamer import dream, intrinsic, modules, rssm
 from hephaestus.agents.dreamer import memory as memory_lib
+from hephaestus.agents.dreamer import targets as targets_lib
+from hephaestus.agents.dreamer.rewards import novelty as novelty_lib
 from hephaestus.learner import config as learner_config
 from hephaestus.learner import devices as devices_lib
 
 Tree = Any
 Metrics = dict[str, jax.Array]
-FIRST, LAST = int(dm_env.StepType.FIRST), int(dm_env.StepType.LAST)
+LAST = int(dm_env.StepType.LAST)
 
 
 class TrainState(NamedTuple):
@@ -99,6 +100,14 @@ def make_update(dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerCo
   return Update(learner.init, learner.update)
 
 
+BATCH = targets_lib.Batch(
+  mean=devices_lib.over_devices,
+  largest=lambda x: devices_lib.over_devices(x, jax.lax.pmax),
+  gather=lambda x: jax.lax.all_gather(x, devices_lib.DEVICES),
+)
+"""Reductions over the batch of all devices."""
+
+
 class _Imagined(NamedTuple):
   """Experience of one update for the actor-critic: imagined, and replayed.
 
@@ -147,26 +156,31 @@ class _Learner:
       state, model_keys, sequence, recalled
     )
 
-    novelty = intrinsic.novelty_of(config.novelty, posterior.priors.moments())
-    felt = self._felt(state, posterior, novelty, sequence.discount)
+    model = self.dreamer.model
+    novelty = model.novelty(posterior)
+    world = state.params['world_model']
+    rewards = model.replayed_rewards(world, posterior, novelty)
     # Until warm-up is over, the model is not worth imagining with; a dream of no steps costs nothing.
     warm = state.step >= config.warm_up_updates
     intrinsic_state, motivation = intrinsic.update(
       state.intrinsic, devices_lib.over_devices(novelty.mean()), config, trained=warm
     )
     horizon = jnp.where(warm, motivation.horizon, 0)
-    imagined = self._imagine(state, posterior, felt, dream_keys, sequence, horizon)
+    imagined = self._imagine(state, posterior, novelty, rewards, dream_keys, sequence, horizon)
     workspace_metrics = self._workspace_metrics(state, imagined.replayed)
     state, policy_metrics, dream_metrics = self._improve_actor_critic(state, imagined)
     state, memory_metrics = self._remember(state, sequence, imagined.replayed, recall)
     state, exploring_metrics = self._explore(state, sequence, ~posterior.first)
 
     metrics = {
-      **{f'world_model/{name}': x for name, x in model_metrics.items() if name != 'vital_error'},
+      **{name if '/' in name else f'world_model/{name}': x for name, x in model_metrics.items()},
       **{f'actor_critic/{name}': value for name, value in policy_metrics.items()},
       **_intrinsic_metrics(posterior, novelty, motivation),
-      **self._survival_metrics(posterior, felt, model_metrics),
-      **({} if felt.empowerment is None else {'intrinsic/empowerment': felt.empowerment.mean()}),
+      **{
+        f'intrinsic/{metric}': x
+        for name, reward in model.rewards.items()
+        for metric, x in reward.metrics(world, posterior, rewards[name]).items()
+      },
       'dream/horizon': horizon.astype(jnp.float32),
       **{f'dream/{name}': value for name, value in dream_metrics.items()},
       **exploring_metrics,
@@ -194,7 +208,7 @@ class _Learner:
       recalled: [T, B, ...], inputs of networks that `WorldModel.recall` read; None without a memory.
     """
     before, model = state.params['world_model'], self.dreamer.model
-    value_loss = functools.partial(self._value_loss, state, sequence)
+    value_loss = lambda features: self._value_loss(state, sequence, features)
     loss = lambda trained: model.loss(before | trained, keys, sequence, value_loss, recalled)
     (_, aux), grads = jax.value_and_grad(loss, has_aux=True)(_trained(before))
     posterior, expected_reward, moments, metrics = aux
@@ -212,31 +226,34 @@ class _Learner:
     return state, posterior, metrics
 
   def _value_loss(
-    self, state: TrainState, sequence: experience.Sequence, features: jax.Array
+    self, state: TrainState, sequence: experience.Sequence, features: modules.Features
   ) -> jax.Array:
-    """The critic's loss on replayed steps as a function of their features."""
-    policy, config = self.dreamer.actor_critic, self.dreamer.config
-    stop = jax.lax.stop_gradient
-    first = sequence.step_type == FIRST
-    history = policy.critic_context.replayed(stop(features), jnp.zeros_like(sequence.reward), first)
-    last = sequence.step_type == LAST
-    rewards = {ac.TASK: sequence.reward}
-    replayed = ac.Replayed(features, history, rewards, sequence.discount, last)
-    loss = policy.replayed_value_loss(
-      stop(state.params['actor_critic']), state.slow_critic, replayed
+    """The critic's part of the world model's loss, [], a function of the features; 0 during warm-up."""
+    config = self.dreamer.config
+    loss = self.dreamer.actor_critic.latent_loss(
+      state.params['actor_critic'], state.slow_critic, features, sequence
     )
     return jnp.where(state.step >= config.warm_up_updates, config.replayed_value_scale * loss, 0.0)
 
-  def _imagine(self, state, posterior, felt, keys, sequence, horizon) -> _Imagined:
+  def _imagine(
+    self,
+    state: TrainState,
+    replayed: rssm.Step,
+    novelty: jax.Array,
+    rewards: dict[str, jax.Array],
+    keys: jax.Array,
+    sequence: experience.Sequence,
+    horizon: jax.Array,
+  ) -> _Imagined:
     """Imagination rollouts from steps of the batch by the newest parameters, and the batch itself."""
     config, policy = self.dreamer.config, self.dreamer.actor_critic
     last = sequence.step_type == LAST
     start, history = dream.starts(
       policy,
       state.params['actor_critic'],
-      posterior,
+      replayed,
       last,
-      felt.novelty,
+      novelty,
       keys,
       num_steps=config.starts_per_sequence,
       even=policy.explores,
@@ -244,17 +261,20 @@ class _Learner:
     dreamt = dream.rollout(
       self.dreamer.model, policy, state.params, state.slow_critic, start, horizon, explore=True
     )
-    mean = devices_lib.over_devices(felt.novelty.mean())
-    rewards = self._rewards(sequence.reward, felt, mean)
-    replayed = ac.Replayed(posterior.features, history, rewards, sequence.discount, last)
-    return _Imagined(dreamt, replayed)
+    mean = lambda _, x: BATCH.mean(x.mean())
+    rewards = targets_lib.head_rewards(self.dreamer.model.rewards, sequence.reward, rewards, mean)
+    return _Imagined(
+      dreamt, ac.Replayed(replayed.features, history, rewards, sequence.discount, last)
+    )
 
   def _improve_actor_critic(
     self, state: TrainState, imagined: _Imagined
   ) -> tuple[TrainState, Metrics, Metrics]:
     """One step of the policy's optimizer; returns state, metrics of the policy, and of the dream."""
     dreamt = imagined.dream
-    scales, targets, target_metrics = self._targets(state.scales, imagined)
+    scales, targets, target_metrics = targets_lib.imagined(
+      self.dreamer.actor_critic, self.dreamer.model.rewards, state.scales, dreamt, BATCH
+    )
     params = state.params['actor_critic']
     grads, metrics = self._imagined_gradient(params, dreamt, targets)
     metrics['replayed_value_loss'], replayed_grads = self._replayed_gradient(state, imagined)
@@ -320,28 +340,14 @@ class _Learner:
     params = state.params['actor_critic']
     context = policy.critic_context.pool(params, replayed.history, replayed.features)
     value = policy.values(params, replayed.features, context)[ac.TASK].mean()
-    return_ = returns.lambda_returns(
-      sequence.reward,
-      sequence.discount,
-      value,
-      gamma=config.gamma,
-      lambda_=config.lambda_,
-      bootstrap_t=replayed.last,
-    )
     # By all that is remembered by now, so that nothing is written each time that it is replayed.
     _, known = model.recall(state.params, sequence.observation)
     assert recall is not None and known is not None
-    action = model.networks.actions.encode(sequence.action)
-    error = jnp.abs(return_ - memory.expected(known, action, value)[:-1])
-    surprise = jnp.where(replayed.last[:-1], 0.0, error)
-    steps = (memory.key(sequence.observation)[:-1], action[:-1], return_, surprise)
-    # One sequence after another, as they lie on the devices.
-    merge = lambda x: jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:])
-    best = memory_lib.most_surprising(memory_lib.Offer(*map(merge, steps)))
-    gathered = jax.lax.all_gather(best, devices_lib.DEVICES)
+    offer = memory.offer(known, sequence, value, gamma=config.gamma, lambda_=config.lambda_)
+    gathered = jax.tree.map(BATCH.gather, memory_lib.most_surprising(offer))
     everyone = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), gathered)
     renewed = memory.renewed(recall).astype(jnp.int32)
-    renewed = devices_lib.over_devices(renewed, jax.lax.pmax) > 0
+    renewed = BATCH.largest(renewed) > 0
     ring = memory.write(state.params[memory_lib.NAME], everyone, renewed, state.step)
     metrics = memory.metrics(ring, recall, state.step)
     return state._replace(params=state.params | {memory_lib.NAME: ring}), metrics
@@ -361,20 +367,11 @@ class _Learner:
     config = self.dreamer.config
     if not self.dreamer.actor_critic.explores:
       return state, {}
-    mean = lambda x: devices_lib.over_devices(jnp.mean(jnp.where(follows, x, 0.0)))
-    count = jnp.maximum(mean(jnp.ones_like(sequence.reward)), 1e-8)
-    difference = intrinsic.return_difference(
-      sequence.reward,
-      sequence.discount,
-      (mean(sequence.reward) / count, mean(sequence.discount) / count),
-      gamma=config.gamma,
+    deviation, largest = intrinsic.return_differences(
+      sequence.reward, sequence.discount, follows, BATCH.mean, gamma=config.gamma
     )
-    deviation = jnp.sqrt(mean(jnp.square(difference)) / count)
-    largest = jnp.max(jnp.where(follows, difference, 0.0))
     share = intrinsic.exploring(state.params[intrinsic.EXPLORING], deviation, config)
-    evidence = intrinsic.evidence(
-      state.scales.evidence, devices_lib.over_devices(largest, jax.lax.pmax), config
-    )
+    evidence = intrinsic.evidence(state.scales.evidence, BATCH.largest(largest), config)
     state = state._replace(
       params=state.params | {intrinsic.EXPLORING: share},
       scales=state.scales._replace(evidence=evidence),
@@ -388,52 +385,6 @@ class _Learner:
       return {}
     gates = workspace.gates(state.params['actor_critic'], replayed.history, replayed.features)
     return workspace.metrics(devices_lib.over_devices(gates.mean(axis=(0, 1))))
-
-  def _targets(
-    self, scales: ac.Scales, imagined: _Imagined
-  ) -> tuple[ac.Scales, ac.Targets, Metrics]:
-    """The next scales; targets [H, B'] of H steps imagined from B' starts; metrics of their advantages."""
-    config, dreamt, policy = self.dreamer.config, imagined.dream, self.dreamer.actor_critic
-    survival = self.dreamer.model.survival(dreamt.vitals, dreamt.discount)
-    felt = intrinsic.Felt(dreamt.novelty, survival, dreamt.empowerment)
-    weight = self._weights(dreamt)
-    own = {name: policy.dreams(name, weight.shape[1]) for name in policy.heads}
-    novelty = (weight * dreamt.novelty[1:])[:, own.get(ac.NOVELTY, slice(None))]
-    mean = devices_lib.over_devices(novelty.sum())
-    rewards = self._rewards(dreamt.reward, felt, mean)
-    at_each_step = lambda x: devices_lib.over_devices(jnp.sum(x, axis=1, keepdims=True))
-    all_returns, advantages, first = {}, {}, {}
-    for name in policy.heads:
-      value = dreamt.values[name]
-      return_ = dream.returns_of(
-        dreamt, rewards[name], value, gamma=config.gamma, lambda_=config.lambda_
-      )
-      # A value that lags behind shifts all advantages at an imagined step alike, by more the more
-      # steps are left to the horizon, which is noise to the policy.
-      share = weight[:, own[name]]
-      error = (return_ - value[:-1])[:, own[name]]
-      centre = at_each_step(share * error) / jnp.maximum(at_each_step(share), 1e-8)
-      all_returns[name], advantages[name] = return_, error - centre
-      # Starts of weight 0 are left out: no data teaches the model what follows a termination, so
-      # members disagree most there, and their novelty would set the scale of all others.
-      counted = jnp.where(dreamt.start.weight > 0, return_[0], jnp.nan)[own[name]]
-      first[name] = jax.lax.all_gather(counted, devices_lib.DEVICES)
-    size = jnp.sum((weight * jnp.abs(all_returns[ac.TASK]))[:, own[ac.TASK]])
-    scales, divisors = ac.update_scales(scales, first, devices_lib.over_devices(size), config)
-    evidence = scales.evidence if policy.explores else 1.0
-    joint, magnitudes = jnp.zeros_like(weight), {}
-    for name, advantage in advantages.items():
-      head_weight = evidence if name == ac.TASK else intrinsic.INTRINSIC[name].weight(config)
-      term = head_weight * (advantage / divisors[name])
-      joint = joint.at[:, own[name]].add(term)
-      magnitudes[f'{name}_advantage'] = jnp.sum(weight[:, own[name]] * jnp.abs(term))
-    targets = ac.Targets(
-      returns=all_returns,
-      advantage=joint,
-      slow_values={name: value[:-1] for name, value in dreamt.slow_values.items()},
-      weight=weight,
-    )
-    return scales, targets, magnitudes | {'return_spread': divisors[ac.TASK]}
 
   def _imagined_gradient(
     self, params: Tree, dreamt: dream.Dream, targets: ac.Targets
@@ -474,52 +425,6 @@ class _Learner:
     result: tuple[jax.Array, Tree] = jax.value_and_grad(loss)(state.params['actor_critic'])
     return result
 
-  def _rewards(
-    self, reward: jax.Array, felt: intrinsic.Felt, mean: jax.Array
-  ) -> dict[str, jax.Array]:
-    """The reward of each head of the critic, by its name; see `intrinsic.rewards`."""
-    _, *names = self.dreamer.actor_critic.heads
-    return {ac.TASK: reward, **intrinsic.rewards(tuple(names), felt, mean)}
-
-  def _weights(self, dreamt: dream.Dream) -> jax.Array:
-    """Weights of imagined steps, [H, B'], which sum to 1 over the dreams of each actor on all devices.
-
-    The mean over devices of the sums is 1.
-    """
-    weight, policy = dream.weights(dreamt), self.dreamer.actor_critic
-    heads = (ac.TASK, ac.NOVELTY) if policy.explores else (ac.TASK,)
-    parts = [weight[:, policy.dreams(name, weight.shape[1])] for name in heads]
-    total = lambda part: jnp.maximum(devices_lib.over_devices(part.sum()), 1e-8)
-    return jnp.concatenate([part / total(part) for part in parts], axis=1)
-
-  def _felt(
-    self, state: TrainState, posterior: Any, novelty: jax.Array, discount: jax.Array
-  ) -> intrinsic.Felt:
-    """Inputs of intrinsic rewards at replayed steps.
-
-    No transition leads to a FIRST step, so it has no reward of survival.
-    """
-    model = self.dreamer.model
-    survival = model.survival(model.read_vitals(posterior.latent.numbers), discount)
-    if survival is not None:
-      survival = jnp.where(posterior.first, 0.0, survival)
-    empowered = model.empowered(state.params['world_model'], posterior.features)
-    return intrinsic.Felt(novelty, survival, empowered)
-
-  def _survival_metrics(
-    self, posterior: Any, felt: intrinsic.Felt, model_metrics: Metrics
-  ) -> Metrics:
-    """Means over replayed steps of survival's reward, each vital, and the model's error of vitals."""
-    model = self.dreamer.model
-    if model.vitals is None or felt.survival is None:
-      return {}
-    means = jnp.mean(model.read_vitals(posterior.latent.numbers), axis=(0, 1))
-    return {
-      'intrinsic/survival': felt.survival.mean(),
-      'intrinsic/vital_error': model_metrics['vital_error'],
-      **{f'intrinsic/vital_{name}': means[i] for i, name in enumerate(model.vitals.names)},
-    }
-
 
 def _trained(params: Tree) -> Tree:
   """The parameters of the world model that its optimizer changes."""
@@ -537,7 +442,7 @@ def _sequence_keys(key: chex.PRNGKey, batch: int) -> tuple[jax.Array, jax.Array]
 def _intrinsic_metrics(
   posterior: Any, novelty: jax.Array, motivation: intrinsic.Motivation
 ) -> Metrics:
-  clean = intrinsic.novelty_of('clean', posterior.priors.moments())
+  clean = novelty_lib.novelty_of('clean', posterior.priors.moments())
   return {
     'intrinsic/novelty': novelty.mean(),
     'intrinsic/novelty_fast': motivation.novelty_fast,

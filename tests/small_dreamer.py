@@ -35,6 +35,12 @@ def make_dreamer(**changes):
   return dreamer_agent.make_dreamer(config, observation_spec, specs.DiscreteArray(3))
 
 
+def random_features(dreamer, random, *axes):
+  """Features of normally distributed numbers, with the given leading axes; `random` is a generator."""
+  like = dreamer.model.networks.empty_features(*axes)
+  return jax.tree.map(lambda x: random.normal(size=x.shape).astype(np.float32), like)
+
+
 def make_batch(dreamer, seed=0):
   """A Sequence [B, T, ...] of random steps, some of which begin or terminate an episode."""
   random = np.random.default_rng(seed)

@@ -20,18 +20,23 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import chex
+import dm_env
 import jax
 import jax.numpy as jnp
-from dm_env import specs
 
-from hephaestus.agents import distributions, networks, returns
+from hephaestus.agents import distributions, experience, returns
+from hephaestus.agents import networks as networks_lib
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import context as context_lib
-from hephaestus.agents.dreamer import intrinsic
+from hephaestus.agents.dreamer import modules as modules_lib
+from hephaestus.agents.dreamer import rssm
 from hephaestus.agents.dreamer import workspace as workspace_lib
+from hephaestus.agents.dreamer.rewards import novelty, registry
 
 Tree = Any
-TASK, NOVELTY = 'task', intrinsic.NOVELTY
+Features = modules_lib.Features
+FIRST, LAST = int(dm_env.StepType.FIRST), int(dm_env.StepType.LAST)
+TASK, NOVELTY = 'task', novelty.NAME
 """Names of heads of the critics: of the environment's reward and of novelty; see `ActorCritic.heads`."""
 
 ACTOR, EXPLORER = 'actor', 'explorer'
@@ -45,13 +50,13 @@ class Steps(NamedTuple):
   """R consecutive imagined steps of B dreams, inputs of `ActorCritic.loss`; see `ActorCritic.dreams`.
 
   Attributes:
-    features: [R, B, F] in the compute dtype.
+    features: [R, B, ...].
     history: the context module's history of these steps.
     choice: [R, B] or [R, B, M] int32 actions, or [R, B, A] float32 actions before tanh.
     mask: [R, B, A] bool, actions predicted to be legal.
   """
 
-  features: jax.Array
+  features: Features
   history: Tree
   choice: jax.Array
   mask: jax.Array
@@ -61,14 +66,14 @@ class Replayed(NamedTuple):
   """Replayed steps, inputs of `ActorCritic.replayed_value_loss`.
 
   Attributes:
-    features: [T, B, F] in the compute dtype.
+    features: [T, B, ...].
     history: the context module's history of these steps.
     rewards: [T, B] float32, rewards that arrived at the steps, by name of each head that the loss trains.
     discount: [T, B] float32, the environment's discount.
     last: [T, B] bool, steps that end an episode; their value is bootstrapped and has no loss.
   """
 
-  features: jax.Array
+  features: Features
   history: Tree
   rewards: dict[str, jax.Array]
   discount: jax.Array
@@ -163,64 +168,54 @@ class ActorCritic:
   """Policies and values of one environment; it holds no arrays, and its methods are pure.
 
   Attributes:
-    config: sizes and constants.
-    action_spec: see `distributions.Actions`.
-    feature_size: F, width of the world model's features, see `RSSM.features`.
-    memory_size: width of their first part: the GRU's state, z if there are images, what is recalled.
-    state_size: width of the part that actor and critic read: the first part, and the inputs of the
-      numbers; the rest is the transition to the step.
-    action_size: A, width of the world model's encoded action.
-    workspace: the workspace that serves as the context module; None without one.
+    networks: the networks of the world model, whose features they read.
   """
 
-  config: dreamer_config.DreamerConfig
-  action_spec: specs.BoundedArray
-  feature_size: int
-  memory_size: int
-  state_size: int
-  action_size: int
-  workspace: workspace_lib.Workspace | None = None
+  networks: modules_lib.Networks
+
+  @property
+  def config(self) -> dreamer_config.DreamerConfig:
+    return self.networks.config
 
   @property
   def discrete(self) -> bool:
     return self._actions.discrete
 
+  @functools.cached_property
+  def workspace(self) -> workspace_lib.Workspace | None:
+    """The workspace that serves as the context module; None without one."""
+    return workspace_lib.make_workspace(self.networks)
+
   @property
   def context(self) -> context_lib.Context:
     """The context module."""
-    return self.workspace or context_lib.make_context(self.config, self.feature_size)
+    return self.workspace or context_lib.make_context(self.networks)
 
   @property
   def critic_context(self) -> context_lib.Context:
     """The critic's context module; `NoContext` with a workspace, as the critic then reads all features."""
     return context_lib.NoContext() if self.workspace else self.context
 
-  def context_inputs(
-    self, params: Tree, features: jax.Array, novelty: jax.Array, numbers: jax.Array, priors: Any
-  ) -> Any:
-    """Inputs of the context module beside features: `novelty`; with a workspace its `Terms` instead.
-
-    The other arguments are for these terms of the candidates' scores.
+  def context_inputs(self, params: Tree, step: rssm.Step, novelty: jax.Array) -> Any:
+    """Inputs of the context module with the features: `novelty`; with a workspace its `Terms` instead.
 
     Args:
       params: parameters of the actor-critic.
-      features: [..., F].
-      novelty: [...] float32.
-      numbers: [..., F'] float32, numbers of the observation, as the model's state has them.
-      priors: `rssm.Prior` of all members, [K, ...].
+      step: a step [..., ...].
+      novelty: [...] float32, its novelty.
     """
     if self.workspace is None:
       return novelty
-    return self.workspace.terms(params, features, numbers, priors.change)
+    return self.workspace.terms(params, step.features, step.latent.numbers, step.priors.change)
 
   @property
   def _actions(self) -> distributions.Actions:
-    return distributions.Actions(self.action_spec)
+    return self.networks.actions
 
   @property
   def heads(self) -> tuple[str, ...]:
     """Names of the critics' heads: the task, and each intrinsic reward that is on."""
-    return (TASK, *intrinsic.heads(self.config))
+    return (TASK, *registry.names(self.config))
 
   @property
   def explores(self) -> bool:
@@ -248,9 +243,9 @@ class ActorCritic:
       return slice(0, batch)
     return slice(batch // 2, batch) if head == NOVELTY else slice(0, batch // 2)
 
-  def _modules(self) -> dict[str, networks.TwoTowers]:
+  def _modules(self) -> dict[str, networks_lib.TwoTowers]:
     config = self.config
-    mlp = lambda layers, size, scale: networks.TwoTowers(
+    mlp = lambda layers, size, scale: networks_lib.TwoTowers(
       config.hidden_size, layers, size, scale, dtype=config.dtype
     )
     actors = (ACTOR, EXPLORER) if self.explores else (ACTOR,)
@@ -268,7 +263,7 @@ class ActorCritic:
     modules = context.modules()
     own = self._modules()
     keys = dict(zip((*modules, *own), jax.random.split(key, len(modules) + len(own)), strict=True))
-    features = jnp.zeros((1, self.feature_size))
+    features = self.networks.empty_features(1)
     params = {
       name: module.init(keys[name], jnp.zeros((1, size)))['params']
       for name, (module, size) in modules.items()
@@ -279,9 +274,9 @@ class ActorCritic:
     }
 
   def _towers(
-    self, name: str, features: jax.Array, context: jax.Array
+    self, name: str, features: Features, context: jax.Array
   ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
-    """Both inputs of network `name`: the model's memory with the context, and inputs of the numbers.
+    """Both inputs of network `name`: state, recall and context, and inputs of the numbers.
 
     With a workspace, an actor's are nothing and the context; a critic's are without context.
     """
@@ -289,23 +284,23 @@ class ActorCritic:
       return (), (context,)
     if self.workspace:
       context = context[..., :0]
-    memory = features[..., : self.memory_size]
-    return (memory, context), (features[..., self.memory_size : self.state_size],)
+    state = jnp.concatenate([features.state, features.recalled], axis=-1)
+    return (state, context), (features.numbers,)
 
-  def _apply(self, params: Tree, name: str, features: jax.Array, context: jax.Array) -> jax.Array:
-    return networks.apply(
+  def _apply(self, params: Tree, name: str, features: Features, context: jax.Array) -> jax.Array:
+    return networks_lib.apply(
       self._modules()[name], params[name], *self._towers(name, features, context)
     )
 
   def policy(
     self,
     params: Tree,
-    features: jax.Array,
+    features: Features,
     context: jax.Array,
     mask: jax.Array | None,
     explores: jax.Array | None = None,
   ):
-    """The distribution of actions at [..., F] features, [..., C] context and [..., A] mask, if any.
+    """The distribution of actions at features [..., ...], [..., C] context and [..., A] mask, if any.
 
     It is the explorer's where `explores`, [...] bool, is True; by default nowhere.
     """
@@ -316,9 +311,9 @@ class ActorCritic:
     return self._actions.policy(outputs, mask, self.config.unimix)
 
   def dreamt_policy(
-    self, params: Tree, features: jax.Array, context: jax.Array, mask: jax.Array | None
+    self, params: Tree, features: Features, context: jax.Array, mask: jax.Array | None
   ):
-    """As `policy`, of [..., B, F] dreams, each by its own actor: see `dreams`.
+    """As `policy`, at features [..., B, ...] of B dreams, each by its own actor: see `dreams`.
 
     Each network is computed only for its own dreams.
     """
@@ -326,8 +321,7 @@ class ActorCritic:
       return self.policy(params, features, context, mask)
     outputs = []
     for name, head in ((ACTOR, TASK), (EXPLORER, NOVELTY)):
-      own = self.dreams(head, features.shape[-2])
-      outputs.append(self._apply(params, name, features[..., own, :], context[..., own, :]))
+      outputs.append(self._apply(params, name, *self._own(head, features, context)))
     return self._actions.policy(jnp.concatenate(outputs, axis=-2), mask, self.config.unimix)
 
   def noise(self, key: chex.PRNGKey) -> jax.Array:
@@ -345,9 +339,9 @@ class ActorCritic:
     return (sampled, sampled) if self.discrete else sampled
 
   def values(
-    self, params: Tree, features: jax.Array, context: jax.Array
+    self, params: Tree, features: Features, context: jax.Array
   ) -> dict[str, distributions.TwoHot]:
-    """Predicted distributions of returns at [..., F] features with [..., C] context, by head.
+    """Predicted distributions of returns at features [..., ...] with [..., C] context, by head.
 
     Those of critics that `params` has; a critic's parameters are enough.
     """
@@ -360,30 +354,30 @@ class ActorCritic:
     return values
 
   def dreamt_values(
-    self, params: Tree, features: jax.Array, context: jax.Array
+    self, params: Tree, features: Features, context: jax.Array
   ) -> dict[str, distributions.TwoHot]:
-    """As `values`, of [..., B, F] dreams: of each head only in dreams of its actor, see `dreams`."""
+    """As `values`, at features [..., B, ...]: of each head only in dreams of its actor, see `dreams`."""
     values: dict[str, distributions.TwoHot] = {}
     for critic, (head, *_) in self._critics.items():
-      own = self.dreams(head, features.shape[-2])
-      values |= self.values({critic: params[critic]}, features[..., own, :], context[..., own, :])
+      values |= self.values({critic: params[critic]}, *self._own(head, features, context))
     return values
+
+  def _own(self, head: str, features: Features, context: jax.Array) -> tuple[Features, jax.Array]:
+    """The features and contexts of the dreams of a head, see `dreams`."""
+    own = self.dreams(head, context.shape[-2])
+    part: tuple[Features, jax.Array] = jax.tree.map(lambda x: x[..., own, :], (features, context))
+    return part
 
   def loss(
     self, params: Tree, steps: Steps, targets: Targets
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Score-function loss of the actors and likelihood loss of the critic on imagined steps.
+    """Losses of actors and critics on imagined steps, with their metrics.
 
-      actor:  - weight ( sg(advantage) log pi(a | f, context) + eta H[pi] )
-      critic: - weight ( log p(sg(return)) + log p(sg(slow value)) )
-
-    summed over steps; eta is `entropy_scale`. The actor of each step is that of its dream, and the
-    critic's are summed over its heads, each on the dreams of its actor, see `dreams`. Contexts, policy
-    and value are computed here, inside the gradient, from the features, actions and masks that the
-    dreams stored.
+    Contexts, policy and value are computed here, inside the gradient, from the features, actions and
+    masks that the dreams stored.
 
     Args:
-      params: parameters of context module, actors and critic.
+      params: parameters of context module, actors and critics.
       steps: R steps of the dreams.
       targets: targets for these steps; the weights of each actor sum to 1 over all its dreams.
 
@@ -391,33 +385,59 @@ class ActorCritic:
       The loss [] (a weighted sum, so that parts of a dream add up), and metrics [] by name, which add
       up likewise.
     """
-    config = self.config
-    features = steps.features
-    context = self.context.pool(params, steps.history, features)
-    policy = self.dreamt_policy(params, features, context, steps.mask)
-    entropy = policy.entropy()
-    log_prob = policy.log_prob(steps.choice)
-    actor = -jax.lax.stop_gradient(targets.advantage) * log_prob - config.entropy_scale * entropy
-    actor_loss = jnp.sum(targets.weight * actor)
-    own = {name: self.dreams(name, steps.choice.shape[1]) for name in self.heads}
-    total = lambda x, name=TASK: jnp.sum(targets.weight[:, own[name]] * x[:, own[name]])
-    critic_loss: Any = 0.0
-    for name, value in self.dreamt_values(params, features, context).items():
-      for target in (targets.returns[name], targets.slow_values[name]):
-        log_likelihood = value.log_prob(target[:, own[name]])
-        critic_loss -= jnp.sum(targets.weight[:, own[name]] * log_likelihood)
+    context = self.context.pool(params, steps.history, steps.features)
+    actor_loss, metrics = self.actor_loss(params, steps, context, targets)
+    critic_loss = self.critic_loss(params, steps, context, targets)
+    of_task = self.dreams(TASK, steps.choice.shape[1])
+    metrics['critic_loss'] = critic_loss
+    metrics['return'] = jnp.sum((targets.weight * targets.returns[TASK])[:, of_task])
+    return actor_loss + critic_loss, metrics
+
+  def actor_loss(
+    self, params: Tree, steps: Steps, context: jax.Array, targets: Targets
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Score-function loss of the actors, each on its own dreams: see `dreams`.
+
+      - sum weight ( sg(advantage) log pi(a | f, context) + eta H[pi] )
+
+    with the advantage of `targets.imagined` and eta the config's `entropy_scale`. Arguments and results
+    are as of `loss`; context is [R, B, C].
+    """
+    policy = self.dreamt_policy(params, steps.features, context, steps.mask)
+    entropy, log_prob = policy.entropy(), policy.log_prob(steps.choice)
+    advantage = jax.lax.stop_gradient(targets.advantage)
+    loss = jnp.sum(targets.weight * (-advantage * log_prob - self.config.entropy_scale * entropy))
+
+    def total(x: jax.Array, name: str = TASK) -> jax.Array:
+      own = self.dreams(name, steps.choice.shape[1])
+      return jnp.sum(targets.weight[:, own] * x[:, own])
+
     metrics = {
-      'actor_loss': actor_loss,
-      'critic_loss': critic_loss,
+      'actor_loss': loss,
       'entropy': total(entropy),
-      'return': total(targets.returns[TASK]),
       'advantage_magnitude': total(jnp.abs(targets.advantage)),
     }
     if self.explores:
       metrics['explorer_entropy'] = total(entropy, NOVELTY)
     if self.discrete:
       metrics['nothing_legal'] = total(~steps.mask.any(-1))
-    return actor_loss + critic_loss, metrics
+    return loss, metrics
+
+  def critic_loss(
+    self, params: Tree, steps: Steps, context: jax.Array, targets: Targets
+  ) -> jax.Array:
+    """Likelihood loss [] of the critics, summed over heads, each on the dreams of its actor.
+
+      - sum weight ( log p(sg(return)) + log p(sg(slow value)) )
+
+    Arguments are as of `actor_loss`.
+    """
+    loss: Any = 0.0
+    for name, value in self.dreamt_values(params, steps.features, context).items():
+      own = self.dreams(name, steps.choice.shape[1])
+      for target in (targets.returns[name], targets.slow_values[name]):
+        loss -= jnp.sum(targets.weight[:, own] * value.log_prob(target[:, own]))
+    return loss
 
   def replayed_value_loss(self, params: Tree, slow_critic: Tree, replayed: Replayed) -> jax.Array:
     """The critic's loss on replayed steps, to lambda-returns of real rewards, so model errors do not bias it.
@@ -447,3 +467,23 @@ class ActorCritic:
       value = distributions.TwoHot(value.logits[:-1], value.bins)
       loss -= value.log_prob(return_) + value.log_prob(slow[:-1])
     return jnp.mean(jnp.where(last[:-1], 0.0, loss))
+
+  def latent_loss(
+    self, params: Tree, slow_critic: Tree, features: Features, sequence: experience.Sequence
+  ) -> jax.Array:
+    """The task's loss of `replayed_value_loss` [], as a function of the features alone.
+
+    Its gradient reaches the world model, whose latents then keep what later rewards depend on.
+
+    Args:
+      params: parameters of the actor-critic, which get no gradient.
+      slow_critic: parameters of the slow critic.
+      features: [T, B, ...].
+      sequence: [T, B, ...], the same steps.
+    """
+    stop = jax.lax.stop_gradient
+    first, last = (sequence.step_type == kind for kind in (FIRST, LAST))
+    history = self.critic_context.replayed(stop(features), jnp.zeros_like(sequence.reward), first)
+    rewards = {TASK: sequence.reward}
+    replayed = Replayed(features, history, rewards, sequence.discount, last)
+    return self.replayed_value_loss(stop(params), slow_critic, replayed)

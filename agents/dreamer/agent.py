@@ -14,7 +14,6 @@ from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import actor_critic, foresight, intrinsic, modules, rssm, world_model
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import memory as memory_lib
-from hephaestus.agents.dreamer import workspace as workspace_lib
 
 Tree = Any
 
@@ -61,17 +60,8 @@ def make_dreamer(
       fewer candidates than `workspace_size`.
   """
   model = world_model.WorldModel(config, observation_spec, action_spec)
-  _ = model.vitals, model.empowerment  # raise ValueError where there can be none
-  sizes = model.networks
-  policy = actor_critic.ActorCritic(
-    config,
-    action_spec,
-    sizes.feature_size,
-    sizes.memory_size,
-    sizes.feature_size - sizes.transition_size,
-    sizes.actions.size,
-    workspace_lib.make_workspace(sizes),
-  )
+  policy = actor_critic.ActorCritic(model.networks)
+  _ = model.rewards, policy.workspace  # raise ValueError where there can be none
   acting = _Acting(model, policy)
   agent = agent_lib.Agent(
     init_params=acting.init_params,
@@ -113,8 +103,8 @@ class _Acting:
         'posterior',
         'prior',
         modules.AVERAGE_CHANGE,
-        modules.EMPOWERMENT,
         modules.STATISTICS,
+        *(name for reward in self.model.rewards.values() for name in reward.shown),
       ),
       'actor_critic': (*self.policy.context.modules(), actor_critic.ACTOR, actor_critic.EXPLORER),
     }
@@ -151,17 +141,9 @@ class _Acting:
     latent_key, action_key = jax.random.split(key)
     first = timestep.step_type == rssm.FIRST
     noise = jax.vmap(model.rssm.noise)(jax.random.split(latent_key, num_envs))
-    latent, previous = model.rssm.observe(
-      params['world_model'], state.recurrent, timestep.observation, first, noise
-    )
-    recalled, recall = model.recall(params, timestep.observation)
-    latent = latent._replace(recalled=recalled)
-    features = model.rssm.features(params['world_model'], latent, previous)
-    priors = model.rssm.prior(params['world_model'], latent.deterministic, previous, first)
-    novelty = intrinsic.novelty_of(model.config.novelty, priors.moments())
-    inputs = policy.context_inputs(
-      params['actor_critic'], features, novelty, latent.numbers, priors
-    )
+    step, recall = model.observe(params, state.recurrent, timestep.observation, first, noise)
+    features = step.features
+    inputs = policy.context_inputs(params['actor_critic'], step, model.novelty(step))
     memory, context = policy.context.advance(
       params['actor_critic'], state.memory, features, inputs, first
     )
@@ -170,13 +152,16 @@ class _Acting:
     noise = jax.vmap(policy.noise)(jax.random.split(action_key, num_envs))
     # Without noise a sample is the mode, with the likelihood of the action that is taken.
     action, choice = policy.sample(distribution, jnp.zeros_like(noise) if greedy else noise)
-    latent = latent._replace(recalled=None)  # recalled anew wherever the state is used
+    latent = step.latent._replace(recalled=None)  # recalled anew wherever the state is used
     recurrent = rssm.Recurrent(latent, model.networks.actions.encode(action))
     extras = {'log_prob': distribution.log_prob(choice)}
     if explain:
       extras['log_probs'] = distribution.log_probs
-      if model.empowerment:
-        extras['empowerment'] = model.empowerment.nats(params['world_model'], features)
+      extras['intrinsic'] = {
+        name: shown
+        for reward in model.rewards.values()
+        for name, shown in reward.explain(params['world_model'], step).items()
+      }
       if policy.workspace:
         extras['open'] = policy.workspace.opened(context)
       episodic = model.networks.memory

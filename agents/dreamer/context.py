@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from hephaestus.agents import networks
-from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.agents.dreamer import modules as modules_lib
 
+Features = modules_lib.Features
 Tree = Any
 
 
@@ -40,14 +41,14 @@ class Context(Protocol):
     """The memory before any step, for `batch` streams."""
 
   def advance(
-    self, params: Tree, memory: Tree, features: jax.Array, novelty: Any, begins: jax.Array
+    self, params: Tree, memory: Tree, features: Features, novelty: Any, begins: jax.Array
   ) -> tuple[Tree, jax.Array]:
     """Advances the memory by one step of B streams.
 
     Args:
       params: parameters of the actor-critic, by network.
       memory: memory of the steps before.
-      features: [B, F], features of the step.
+      features: [B, ...], features of the step.
       novelty: [B] float32, novelty of the transition to the step; for a workspace, `workspace.Terms`.
       begins: [B] bool, steps without a previous step of their episode, which clear the memory.
 
@@ -55,11 +56,11 @@ class Context(Protocol):
       The next memory, and the context of the step, [B, C].
     """
 
-  def replayed(self, features: jax.Array, novelty: Any, begins: jax.Array) -> Tree:
+  def replayed(self, features: Features, novelty: Any, begins: jax.Array) -> Tree:
     """The history of replayed steps, whose step 0 counts as the beginning of an episode.
 
     Args:
-      features: [T, B, F].
+      features: [T, B, ...].
       novelty: [T, B] float32, or as in `advance`.
       begins: [T, B] bool, FIRST steps.
     """
@@ -73,12 +74,12 @@ class Context(Protocol):
       stream: [S] int32, batch index of each step.
     """
 
-  def imagined(self, memory: Tree, features: jax.Array, novelty: Any, begins: jax.Array) -> Tree:
+  def imagined(self, memory: Tree, features: Features, novelty: Any, begins: jax.Array) -> Tree:
     """The history of starts and the steps imagined after them.
 
     Args:
       memory: memory of the steps before the starts.
-      features: [H, B, F], features of the starts and the steps after them.
+      features: [H, B, ...], features of the starts and the steps after them.
       novelty: [H, B] float32, or as in `advance`.
       begins: [B] bool, starts without a previous step of their episode.
     """
@@ -86,8 +87,8 @@ class Context(Protocol):
   def cut(self, history: Tree, first: jax.Array | int, count: int) -> Tree:
     """The history of the `count` steps from step `first` on, with the earlier steps that they pool."""
 
-  def pool(self, params: Tree, history: Tree, features: jax.Array) -> jax.Array:
-    """The contexts [R, B, C] of the R steps of a history, whose features are [R, B, F]."""
+  def pool(self, params: Tree, history: Tree, features: Features) -> jax.Array:
+    """The contexts [R, B, C] of the R steps of a history, whose features are [R, B, ...]."""
 
   def weights(self, params: Tree, history: Tree, num_steps: int) -> jax.Array:
     """Weights of the last W steps in the contexts, [R, B, W] float32, oldest first; they sum to 1.
@@ -101,7 +102,7 @@ class Context(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class NoContext:
-  """The empty context: actor and critic read the features of one step alone."""
+  """The empty context: actor and critic read only the features of the step."""
 
   size: int = 0
 
@@ -112,26 +113,26 @@ class NoContext:
     return ()
 
   def advance(
-    self, params: Tree, memory: Tree, features: jax.Array, novelty: jax.Array, begins: jax.Array
+    self, params: Tree, memory: Tree, features: Features, novelty: jax.Array, begins: jax.Array
   ) -> tuple[Tree, jax.Array]:
-    return (), features[..., :0]
+    return (), features.state[..., :0]
 
-  def replayed(self, features: jax.Array, novelty: jax.Array, begins: jax.Array) -> Tree:
+  def replayed(self, features: Features, novelty: jax.Array, begins: jax.Array) -> Tree:
     return ()
 
   def memory_at(self, history: Tree, step: jax.Array, stream: jax.Array) -> Tree:
     return ()
 
   def imagined(
-    self, memory: Tree, features: jax.Array, novelty: jax.Array, begins: jax.Array
+    self, memory: Tree, features: Features, novelty: jax.Array, begins: jax.Array
   ) -> Tree:
     return ()
 
   def cut(self, history: Tree, first: jax.Array | int, count: int) -> Tree:
     return ()
 
-  def pool(self, params: Tree, history: Tree, features: jax.Array) -> jax.Array:
-    return features[..., :0]
+  def pool(self, params: Tree, history: Tree, features: Features) -> jax.Array:
+    return features.state[..., :0]
 
   def weights(self, params: Tree, history: Tree, num_steps: int) -> jax.Array:
     return jnp.ones((num_steps, 1, 1), jnp.float32)
@@ -141,7 +142,7 @@ class Window(NamedTuple):
   """S consecutive steps, oldest first: S = W - 1 as a memory, W - 1 + R as a history of R steps.
 
   Attributes:
-    features: [S, B, F] in the compute dtype.
+    features: [S, B, F] in the compute dtype, all features of a step, concatenated.
     novelty: [S, B] float32.
     episode: [S, B] int32, number of the episode; a step pools only steps of its own episode.
   """
@@ -185,13 +186,14 @@ class Salience:
     )
 
   def advance(
-    self, params: Tree, memory: Window, features: jax.Array, novelty: jax.Array, begins: jax.Array
+    self, params: Tree, memory: Window, features: Features, novelty: jax.Array, begins: jax.Array
   ) -> tuple[Window, jax.Array]:
-    window = self.imagined(memory, features[None], novelty[None], begins)
-    context = self.pool(params, window, features[None])[0]
+    features, novelty = jax.tree.map(lambda x: x[None], (features, novelty))
+    window = self.imagined(memory, features, novelty, begins)
+    context = self.pool(params, window, features)[0]
     return jax.tree.map(lambda x: x[1:], window), context
 
-  def replayed(self, features: jax.Array, novelty: jax.Array, begins: jax.Array) -> Window:
+  def replayed(self, features: Features, novelty: jax.Array, begins: jax.Array) -> Window:
     """See `Context.replayed`; steps before the sequence are of episode -1, which no step pools."""
 
     def before(x: jax.Array, fill: int) -> jax.Array:
@@ -199,20 +201,20 @@ class Salience:
       return jnp.pad(x, padding, constant_values=fill)
 
     episode = jnp.cumsum(begins.at[0].set(True), axis=0, dtype=jnp.int32) - 1
-    return Window(before(features, 0), before(novelty, 0), before(episode, -1))
+    return Window(before(_joined(features), 0), before(novelty, 0), before(episode, -1))
 
   def memory_at(self, history: Window, step: jax.Array, stream: jax.Array) -> Window:
     index = step + jnp.arange(self.window - 1)[:, None]  # into a history that begins W - 1 earlier
     return jax.tree.map(lambda x: x[index, stream], history)
 
   def imagined(
-    self, memory: Window, features: jax.Array, novelty: jax.Array, begins: jax.Array
+    self, memory: Window, features: Features, novelty: jax.Array, begins: jax.Array
   ) -> Window:
     episode = jnp.broadcast_to(memory.episode[-1] + begins, novelty.shape)
     window: Window = jax.tree.map(
       lambda before, after: jnp.concatenate([before, after]),
       memory,
-      Window(features, novelty, episode),
+      Window(_joined(features), novelty, episode),
     )
     return window
 
@@ -220,7 +222,7 @@ class Salience:
     size = self.window - 1 + count
     return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, size), history)
 
-  def pool(self, params: Tree, history: Window, features: jax.Array) -> jax.Array:
+  def pool(self, params: Tree, history: Window, features: Features) -> jax.Array:
     """See `Context.pool`; one matrix product for each stream."""
     del features
     weights = self._weights(self.scores(params, history), history)
@@ -247,8 +249,16 @@ class Salience:
     return jnp.swapaxes(weights[step, step + jnp.arange(self.window)], 1, 2)
 
 
-def make_context(config: dreamer_config.DreamerConfig, feature_size: int) -> Context:
+def _joined(features: Features) -> jax.Array:
+  """All features of a step, concatenated, [..., F]."""
+  parts = [features.state, features.recalled, features.numbers, features.transition]
+  return jnp.concatenate(parts, axis=-1)
+
+
+def make_context(sizes: modules_lib.Networks) -> Context:
   """The context module of a config: `Salience` over `window` steps, `NoContext` for a window of 1."""
+  config = sizes.config
   if config.window == 1:
     return NoContext()
+  feature_size = sum(x.shape[-1] for x in sizes.empty_features(1))
   return Salience(config.window, feature_size, config.hidden_size, config.dtype)

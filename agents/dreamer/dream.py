@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from hephaestus.agents import returns
 from hephaestus.agents.dreamer import actor_critic as ac
-from hephaestus.agents.dreamer import intrinsic, rssm, world_model
+from hephaestus.agents.dreamer import modules, rssm, world_model
 
 Tree = Any
 
@@ -21,7 +21,7 @@ class Start(NamedTuple):
 
   Attributes:
     latent: posterior latents, [B', ...].
-    features: [B', F], features of the latents, see `RSSM.features`.
+    features: [B', ...], features of the latents.
     novelty: [B'] float32, novelty of the transitions to the steps.
     begins: [B'] bool, steps without a known previous step of their episode.
     memory: the context module's memory before each start, see `Context.memory_at`.
@@ -31,7 +31,7 @@ class Start(NamedTuple):
   """
 
   latent: rssm.Latent
-  features: jax.Array
+  features: modules.Features
   novelty: jax.Array
   begins: jax.Array
   memory: Tree
@@ -48,7 +48,7 @@ class Dream(NamedTuple):
 
   Attributes:
     start: B' steps, the first of each dream.
-    features: [H, B', F], features of the start and of all imagined steps but the last.
+    features: [H, B', ...], features of the start and of all imagined steps but the last.
     novelty: [H + 1, B'] float32, novelty of the transition to the step; 0 at imagined steps of dreams of
       which nothing reads it, see `rollout`.
     choice: [H, B'] or [H, B', M] int32 actions, or [H, B', A] float32 actions before tanh.
@@ -61,12 +61,11 @@ class Dream(NamedTuple):
     slow_values: [H + 1, B'] float32, the same for the slow critic.
     horizon: [] int32, number of steps that were imagined, at most H.
     context_inputs: [H + 1, B', ...], see `ActorCritic.context_inputs`.
-    vitals: [H + 1, B', V] float32, imagined vitals; None without survival.
-    empowerment: [H + 1, B'] float32, reward of empowerment that arrives at the step; None without it.
+    rewards: [H + 1, B'] float32, intrinsic rewards that arrive at the step, by name; 0 at the start.
   """
 
   start: Start
-  features: jax.Array
+  features: modules.Features
   novelty: jax.Array
   choice: jax.Array
   mask: jax.Array
@@ -76,8 +75,7 @@ class Dream(NamedTuple):
   slow_values: dict[str, jax.Array]
   horizon: jax.Array
   context_inputs: Tree
-  vitals: jax.Array | None = None
-  empowerment: jax.Array | None = None
+  rewards: dict[str, jax.Array]
 
 
 def rollout(
@@ -165,18 +163,17 @@ class _Imagination:
     arrived = lambda x: jnp.zeros((num_steps + 1, batch), jnp.float32).at[0].set(x)
     choice_dtype = jnp.int32 if self.actor_critic.discrete else jnp.float32
     outputs = {
-      'features': jnp.zeros((num_steps, *features.shape), features.dtype),
+      'features': jax.tree.map(lambda x: jnp.zeros((num_steps, *x.shape), x.dtype), features),
       'choice': jnp.zeros((num_steps, batch, *self.model.action_spec.shape), choice_dtype),
       'mask': jnp.ones((num_steps, *mask.shape), bool),
       'novelty': arrived(start.novelty),
       'reward': arrived(0.0),
       'discount': arrived(0.0),
+      'rewards': {name: arrived(0.0) for name in self.model.rewards},
       **jax.tree.map(arrived, self._values(features, context)),
     }
     first = lambda x: jnp.zeros((num_steps + 1, *x.shape)).at[0].set(x)
-    every = {'context_inputs': start.context_inputs} | self._optional(start.latent, features)
-    for name, x in every.items():
-      outputs[name] = jax.tree.map(first, x)
+    outputs['context_inputs'] = jax.tree.map(first, start.context_inputs)
     return start.latent, features, memory, context, mask, outputs
 
   def step(self, t: jax.Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -191,25 +188,23 @@ class _Imagination:
     model = self.model.rssm
     recurrent = rssm.Recurrent(before, self.model.networks.actions.encode(action))
     noise = jax.vmap(model.imagined_noise)(noise_keys[:, 1])
-    latent, previous, priors = model.imagine(
+    after = self.model.imagine(
       self.model_params, self.matrices, recurrent, self.member, noise, self.novel
     )
-    next_features = model.features(self.model_params, latent, previous, before.recalled)
-    found = intrinsic.novelty_of(self.model.config.novelty, priors.moments())
+    here = after._replace(latent=before, features=features)
+    found = self.model.novelty(after)
     novelty = jnp.zeros(len(self.member), jnp.float32).at[self.novel].set(found)
-    inputs = self.actor_critic.context_inputs(
-      self.policy_params, next_features, novelty, latent.numbers, priors
-    )
+    inputs = self.actor_critic.context_inputs(self.policy_params, after, novelty)
     memory, context = self.actor_critic.context.advance(
-      self.policy_params, memory, next_features, inputs, jnp.zeros(len(novelty), bool)
+      self.policy_params, memory, after.features, inputs, after.first
     )
     arrived = {
       'novelty': novelty,
-      'reward': self.model.reward(self.model_params, next_features).mean(),
-      'discount': self.model.discount(self.model_params, next_features),
-      **self._values(next_features, context),
+      'reward': self.model.reward(self.model_params, after.features).mean(),
+      'discount': after.discount,
+      **self._values(after.features, context),
       'context_inputs': inputs,
-      **self._optional(latent, next_features),
+      'rewards': self.model.intrinsic_rewards(self.model_params, here, after, novelty),
     }
     decided = {'features': features, 'choice': choice, 'mask': mask}
     put = lambda at: lambda old, new: jax.lax.dynamic_update_index_in_dim(old, new, at, 0)
@@ -217,18 +212,10 @@ class _Imagination:
       name: jax.tree.map(put(t if name in decided else t + 1), outputs[name], x)
       for name, x in (decided | arrived).items()
     }
-    mask = self.model.action_mask(self.model_params, next_features)
-    return latent, next_features, memory, context, mask, outputs
+    mask = self.model.action_mask(self.model_params, after.features)
+    return after.latent, after.features, memory, context, mask, outputs
 
-  def _optional(self, latent: rssm.Latent, features: jax.Array) -> dict[str, jax.Array]:
-    """Fields of `Dream` that not every agent has, of one step [B', ...]."""
-    read = {
-      'vitals': self.model.read_vitals(latent.numbers),
-      'empowerment': self.model.empowered(self.model_params, features),
-    }
-    return {name: x for name, x in read.items() if x is not None}
-
-  def _values(self, features: jax.Array, context: jax.Array) -> Tree:
+  def _values(self, features: modules.Features, context: jax.Array) -> Tree:
     """Values [B'] by the critic and by the slow critic, of each head by its name."""
     batch = len(self.member)
 
@@ -295,7 +282,7 @@ def steps(
   """Cuts `count` imagined steps from step `first` on out of a dream; `history` is as from `history()`."""
   cut = lambda x: jax.lax.dynamic_slice_in_dim(x, first, count)
   return ac.Steps(
-    features=cut(dream.features),
+    features=jax.tree.map(cut, dream.features),
     history=actor_critic.context.cut(history, first, count),
     choice=cut(dream.choice),
     mask=cut(dream.mask),
@@ -305,7 +292,7 @@ def steps(
 def starts(
   actor_critic: ac.ActorCritic,
   params: Tree,
-  posterior: rssm.Posterior,
+  replayed: rssm.Step,
   last: jax.Array,
   novelty: jax.Array,
   keys: jax.Array,
@@ -318,7 +305,7 @@ def starts(
   Args:
     actor_critic: the actor-critic, for its context module.
     params: parameters of the actor-critic.
-    posterior: the model's posterior of [T, B] steps.
+    replayed: [T, B] steps.
     last: [T, B] bool, steps that end an episode.
     novelty: [T, B] float32, novelty of the transitions to the steps.
     keys: [B] PRNG keys, one for each sequence.
@@ -346,24 +333,22 @@ def starts(
   stream = jnp.broadcast_to(jnp.arange(batch), step.shape)
 
   context = actor_critic.context
-  begins = posterior.first.at[0].set(True)
-  inputs = actor_critic.context_inputs(
-    params, posterior.features, novelty, posterior.latent.numbers, posterior.priors
-  )
-  replayed = context.replayed(posterior.features, inputs, begins)
+  begins = replayed.first.at[0].set(True)
+  inputs = actor_critic.context_inputs(params, replayed, novelty)
+  history = context.replayed(replayed.features, inputs, begins)
   merge = lambda x: x.reshape(count * batch, *x.shape[2:])
   pick = lambda x: merge(x[step, stream])
   dream_keys = jax.vmap(jax.random.fold_in)(
     jnp.tile(keys[:, 1], count), jnp.repeat(jnp.arange(count), batch)
   )
   start = Start(
-    latent=jax.tree.map(pick, posterior.latent),
-    features=pick(posterior.features),
+    latent=jax.tree.map(pick, replayed.latent),
+    features=jax.tree.map(pick, replayed.features),
     novelty=pick(novelty),
     begins=pick(begins),
-    memory=context.memory_at(replayed, merge(step), merge(stream)),
+    memory=context.memory_at(history, merge(step), merge(stream)),
     context_inputs=jax.tree.map(pick, inputs),
     weight=1.0 - pick(last).astype(jnp.float32),
     keys=dream_keys,
   )
-  return start, replayed
+  return start, history

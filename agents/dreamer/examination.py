@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from hephaestus.agents import experience
 from hephaestus.agents import observation as observation_lib
-from hephaestus.agents.dreamer import actor_critic, intrinsic, modules, rssm
+from hephaestus.agents.dreamer import actor_critic, modules, rssm
 from hephaestus.agents.dreamer import agent as dreamer_agent
 
 Tree = Any
@@ -54,20 +54,20 @@ def examine(
   """
   model, world = dreamer.model, params['world_model']
   infer_key, scramble_key, imagine_key = jax.random.split(key, 3)
-  posterior, novelty = _infer(dreamer, params, infer_key, sequence)
+  replayed, novelty = _replay(dreamer, params, infer_key, sequence)
   scrambled = sequence._replace(observation=_scrambled(scramble_key, sequence.observation))
   # Both of a comparison have the same noise, and so the same key.
   others = jnp.roll(sequence.action, 1, axis=1)
   surprise, of_other = (
-    _surprise(dreamer, params, imagine_key, sequence._replace(action=action), posterior)
+    _surprise(dreamer, params, imagine_key, sequence._replace(action=action), replayed)
     for action in (sequence.action, others)
   )
   return Examination(
-    reward=model.reward(world, posterior.features).mean(),
-    discount=model.discount(world, posterior.features),
-    value=_value(dreamer, params, posterior, novelty),
+    reward=model.reward(world, replayed.features).mean(),
+    discount=model.discount(world, replayed.features),
+    value=_value(dreamer, params, replayed, novelty),
     novelty=novelty,
-    scrambled=_infer(dreamer, params, infer_key, scrambled)[1],
+    scrambled=_replay(dreamer, params, infer_key, scrambled)[1],
     surprise=surprise,
     surprise_of_other=of_other,
   )
@@ -120,32 +120,30 @@ def restart(
   )
   tail = len(before.reward) - 1
   values = [
-    _value(dreamer, params, *_infer(dreamer, params, each, sequence))
+    _value(dreamer, params, *_replay(dreamer, params, each, sequence))
     for each, sequence in zip(jax.random.split(key, 3), (after, joined, joined), strict=True)
   ]
   return Restart(values[0], values[1][tail:], values[2][tail:])
 
 
 def _value(
-  dreamer: dreamer_agent.Dreamer, params: Tree, posterior: rssm.Posterior, novelty: jax.Array
+  dreamer: dreamer_agent.Dreamer, params: Tree, replayed: rssm.Step, novelty: jax.Array
 ) -> jax.Array:
   """The critic's values of the task, [T, B]."""
-  policy = dreamer.actor_critic
-  module, begins = policy.critic_context, posterior.first.at[0].set(True)
-  history = module.replayed(posterior.features, novelty, begins)
-  context = module.pool(params['actor_critic'], history, posterior.features)
-  value = policy.values(params['actor_critic'], posterior.features, context)
-  return value[actor_critic.TASK].mean()
+  policy, features = dreamer.actor_critic, replayed.features
+  module, begins = policy.critic_context, replayed.first.at[0].set(True)
+  history = module.replayed(features, novelty, begins)
+  context = module.pool(params['actor_critic'], history, features)
+  return policy.values(params['actor_critic'], features, context)[actor_critic.TASK].mean()
 
 
-def _infer(
+def _replay(
   dreamer: dreamer_agent.Dreamer, params: Tree, key: chex.PRNGKey, sequence: experience.Sequence
-) -> tuple[rssm.Posterior, jax.Array]:
-  """The posterior of [T, B] steps, and their novelty."""
+) -> tuple[rssm.Step, jax.Array]:
+  """The [T, B] steps of a sequence, and their novelty."""
   keys = jax.random.split(key, sequence.reward.shape[1])
-  recalled, _ = dreamer.model.recall(params, sequence.observation)
-  posterior = dreamer.model.rssm.infer(params['world_model'], keys, sequence, recalled)
-  return posterior, intrinsic.novelty_of(dreamer.config.novelty, posterior.priors.moments())
+  replayed = dreamer.model.replay(params, keys, sequence)
+  return replayed, dreamer.model.novelty(replayed)
 
 
 def _scrambled(key: chex.PRNGKey, observation: Tree) -> Tree:
@@ -168,29 +166,28 @@ def _surprise(
   params: Tree,
   key: chex.PRNGKey,
   sequence: experience.Sequence,
-  posterior: rssm.Posterior,
+  replayed: rssm.Step,
 ) -> jax.Array:
   """See `Examination.surprise`, [T, B]."""
   model, world = dreamer.model, params['world_model']
   total, batch = sequence.reward.shape
   merged = lambda tree: jax.tree.map(lambda x: x[:-1].reshape(-1, *x.shape[2:]), tree)
-  before = merged(posterior.latent)
+  before = merged(replayed.latent)
   count = (total - 1) * batch
   member_key, noise_key = jax.random.split(key)
-  latent, previous, _ = model.rssm.imagine(
+  imagined = model.rssm.imagine(
     world,
     model.rssm.matrices(world),
     rssm.Recurrent(before, merged(model.networks.actions.encode(sequence.action))),
     jax.random.randint(member_key, (count,), 0, dreamer.config.ensemble_size),
     jax.vmap(model.rssm.imagined_noise)(jax.random.split(noise_key, count)),
   )
-  features = model.rssm.features(world, latent, previous, before.recalled)
   after = lambda x: x[1:].reshape(-1, *x.shape[2:])
-  surprise = -model.reward(world, features).log_prob(after(sequence.reward))
+  surprise = -model.reward(world, imagined.features).log_prob(after(sequence.reward))
   numbers, statistics = model.networks.numbers, world[modules.STATISTICS]
   if numbers.size:
-    outputs, _ = model.rssm.decoder(world, latent, previous)
+    outputs, _ = model.rssm.decoder(world, imagined.latent, imagined.previous)
     follows = jnp.ones(count, bool)
     predicted = numbers.predict(outputs, before.numbers, follows, statistics)
-    surprise += numbers.loss(predicted, after(posterior.latent.numbers), statistics)[0]
+    surprise += numbers.loss(predicted, after(replayed.latent.numbers), statistics)[0]
   return jnp.pad(surprise.reshape(total - 1, batch), ((1, 0), (0, 0)))

@@ -11,7 +11,7 @@ import numpy as np
 
 from hephaestus.agents import experience
 from hephaestus.agents.dreamer import agent as dreamer_agent
-from hephaestus.agents.dreamer import dream, intrinsic, rssm
+from hephaestus.agents.dreamer import dream, rssm
 
 Tree = Any
 LAST = int(dm_env.StepType.LAST)
@@ -95,14 +95,10 @@ def measure(
   total, batch = sequence.reward.shape
   model = dreamer.model
   infer_key, start_key, member_key, noise_key = jax.random.split(key, 4)
-  recalled, _ = model.recall(params, sequence.observation)
-  posterior = model.rssm.infer(
-    params['world_model'], jax.random.split(infer_key, batch), sequence, recalled
-  )
-  novelty = intrinsic.novelty_of(dreamer.config.novelty, posterior.priors.moments())
+  replayed = model.replay(params, jax.random.split(infer_key, batch), sequence)
   last = sequence.step_type == LAST
   start, _ = dream.starts(
-    dreamer.actor_critic, params['actor_critic'], posterior, last, novelty,
+    dreamer.actor_critic, params['actor_critic'], replayed, last, model.novelty(replayed),
     jax.random.split(start_key, batch), num_steps=None,
   )  # fmt: skip
   # States with K steps after them, of which none is the end of an episode.
@@ -120,9 +116,9 @@ def measure(
   foreseen = jax.tree.map(lambda x: x.reshape(num_steps, total, batch, *x.shape[2:]), foreseen)
   ends = alive & (discount == 0)
   wrong, error = model.networks.numbers.differences(
-    foreseen.numbers, after(posterior.latent.numbers), params['world_model']['statistics']
+    foreseen.numbers, after(replayed.latent.numbers), params['world_model']['statistics']
   )
-  now = model.reward(params['world_model'], posterior.features).mean()
+  now = model.reward(params['world_model'], replayed.features).mean()
   return Fidelity(
     imagined=Tally.of(imagined, whole),
     real=Tally.of(real, whole),
@@ -132,8 +128,8 @@ def measure(
     lasts=Tally.of(foreseen.discount, alive & ~ends),
     reward=_share(foreseen.reward, jnp.where(alive, reward, 0.0)),
     missed=Tally.of(jnp.abs(foreseen.reward), alive & (reward == 0)),
-    end=Tally.of(model.discount(params['world_model'], posterior.features), sequence.discount == 0),
-    paid=_share(now, jnp.where(posterior.first, 0.0, sequence.reward)),
+    end=Tally.of(model.discount(params['world_model'], replayed.features), sequence.discount == 0),
+    paid=_share(now, jnp.where(replayed.first, 0.0, sequence.reward)),
     value=Tally.of(value, begins),
   )
 
@@ -191,13 +187,9 @@ def _foresee(
   def step(latent: rssm.Latent, inputs):
     action, key = inputs
     noise = jax.vmap(model.rssm.imagined_noise)(jax.random.split(key, count))
-    recurrent = rssm.Recurrent(latent, action)
-    latent, previous, _ = model.rssm.imagine(world, matrices, recurrent, member, noise)
-    features = model.rssm.features(world, latent, previous, start.latent.recalled)
-    foreseen = _Foreseen(
-      latent.numbers, model.reward(world, features).mean(), model.discount(world, features)
-    )
-    return latent, foreseen
+    imagined = model.imagine(world, matrices, rssm.Recurrent(latent, action), member, noise)
+    reward = model.reward(world, imagined.features).mean()
+    return imagined.latent, _Foreseen(imagined.latent.numbers, reward, imagined.discount)
 
   actions = jnp.stack([_shifted(action, k) for k in range(num_steps)])
   actions = actions.reshape(num_steps, count, *action.shape[2:])

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from hephaestus.agents import agent as agent_lib
 from hephaestus.agents.dreamer import actor_critic as ac
-from hephaestus.agents.dreamer import intrinsic, rssm, world_model
+from hephaestus.agents.dreamer import rssm, world_model
 
 Tree = Any
 
@@ -52,23 +52,19 @@ def foresee(
   def step(carry, inputs):
     closed, open_ = carry
     observation, first, observed, action, noise = jax.tree.map(lambda x: x[None], inputs)
-    closed_step = model.rssm.observe(model_params, closed, observation, first, None)
-    *open_step, _ = model.rssm.imagine(model_params, matrices, open_, member, noise)
+    seen, _ = model.observe(params, closed, observation, first, None)
+    imagined = model.rssm.imagine(model_params, matrices, open_, member, noise)
+    state = lambda step: (step.latent._replace(recalled=None), step.previous)
     latent, previous = jax.tree.map(
-      lambda x, y: jnp.where(observed[0], x, y), closed_step, tuple(open_step)
+      lambda x, y: jnp.where(observed[0], x, y), state(seen), state(imagined)
     )
     predicted = model.decode(model_params, latent, previous, open_.latent.numbers, first)
-    carry = rssm.Recurrent(closed_step[0], action), rssm.Recurrent(latent, action)
-    return carry, (*closed_step, jax.tree.map(lambda x: x[0], predicted))
+    carry = rssm.Recurrent(state(seen)[0], action), rssm.Recurrent(latent, action)
+    read = actor_critic.context_inputs(policy_params, seen, model.novelty(seen))
+    return carry, (jax.tree.map(lambda x: x[0], predicted), seen.features, read)
 
   initial = model.rssm.initial(1)
-  _, (latent, previous, predicted) = jax.lax.scan(step, (initial, initial), inputs)
-  priors = model.rssm.prior(model_params, latent.deterministic, previous, is_first[:, None])
-  novelty = intrinsic.novelty_of(model.config.novelty, priors.moments())
-  recalled, _ = model.recall(params, jax.tree.map(lambda x: x[:, None], observation))
-  features = model.rssm.features(model_params, latent._replace(recalled=recalled), previous)
-  context_module = actor_critic.context
-  beside = actor_critic.context_inputs(policy_params, features, novelty, latent.numbers, priors)
-  history = context_module.replayed(features, beside, is_first[:, None])
-  weights = context_module.weights(policy_params, history, num_steps)
+  _, (predicted, features, read) = jax.lax.scan(step, (initial, initial), inputs)
+  history = actor_critic.context.replayed(features, read, is_first[:, None])
+  weights = actor_critic.context.weights(policy_params, history, num_steps)
   return agent_lib.Foresight(predicted, weights[:, 0])

@@ -1,27 +1,15 @@
-"""Intrinsic motivation: its rewards, competence on two timescales, boredom and the horizon.
+"""Intrinsic motivation: competence on two timescales, boredom, the horizon, and when to explore.
 
-All arithmetic is float32: in bfloat16, rounding would dominate variances and slow averages.
+All arithmetic is float32: in bfloat16, rounding would dominate slow averages.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 
 from hephaestus.agents.dreamer import config as dreamer_config
-
-Moments = tuple[tuple[jax.Array, jax.Array, float], ...]
-"""Predictions of K members in groups (latents, changes of numbers).
-
-Each group has means and variances, [K, ..., F] float32, and the square of a usual difference: see
-`information_gain`.
-"""
-
-
-NOVELTY, SURVIVAL, EMPOWERMENT = 'novelty', 'survival', 'empowerment'
-"""Names of the intrinsic rewards, and of their heads of the critic."""
 
 EXPLORING = 'exploring'
 """Name of the share of environments that explore, among the parameters: see `exploring`; not trained."""
@@ -72,82 +60,6 @@ def initial() -> IntrinsicState:
     boredom=jnp.zeros((), jnp.float32),
     num_updates=jnp.zeros((), jnp.int32),
   )
-
-
-def clean_novelty(means: jax.Array, variances: jax.Array) -> jax.Array:
-  """Disagreement of the ensemble beyond the predicted noise.
-
-    novelty = sum_F relu( Var_K[means] - Mean_K[variances] )
-
-  Args:
-    means: [K, ..., F] predicted means, of the next latent or of changes of numbers.
-    variances: [K, ..., F] predicted variances, in units of means^2.
-
-  Returns:
-    [...] float32 novelty; zero where the members agree.
-  """
-  chex.assert_equal_shape([means, variances])
-  means, variances = means.astype(jnp.float32), variances.astype(jnp.float32)
-  disagreement = jnp.var(means, axis=0)
-  noise = jnp.mean(variances, axis=0)
-  return jnp.sum(jax.nn.relu(disagreement - noise), axis=-1)
-
-
-def information_gain(means: jax.Array, variances: jax.Array, usual: float = 0.0) -> jax.Array:
-  """Expected information gain about the members from observing the next latent.
-
-    novelty = 1/2 sum_F log( 1 + Var_K[means] / ( Mean_K[variances] + usual ) )
-
-  Positive whenever members disagree; noise that all members predict divides out.
-
-  Args:
-    means: [K, ..., F] predicted means, of the next latent or of changes of numbers.
-    variances: [K, ..., F] predicted variances, in units of means^2.
-    usual: in the same units, the square of differences that count as noise.
-
-  Returns:
-    [...] float32 novelty, nats.
-  """
-  chex.assert_equal_shape([means, variances])
-  if len(means) == 1:  # no disagreement; saves the logarithms of 1
-    return jnp.zeros(means.shape[1:-1], jnp.float32)
-  means, variances = means.astype(jnp.float32), variances.astype(jnp.float32)
-  noise = jnp.mean(variances, axis=0) + (usual + 1e-6)
-  return 0.5 * jnp.sum(jnp.log1p(jnp.var(means, axis=0) / noise), axis=-1)
-
-
-def prediction_error(means: jax.Array, variances: jax.Array) -> jax.Array:
-  """Expected squared error of the ensemble's prediction; a baseline.
-
-    novelty = sum_F ( Mean_K[variances] + Var_K[means] )
-
-  It is the variance of the members' mixture. Noise keeps it high even under a perfect model, so it
-  attracts an agent to noise: Burda et al. (2018), "Large-scale study of curiosity-driven learning",
-  section 4.2.
-
-  Args:
-    means: [K, ..., F] predicted means, of the next latent or of changes of numbers.
-    variances: [K, ..., F] predicted variances, in units of means^2.
-
-  Returns:
-    [...] float32 novelty, in units of means^2.
-  """
-  chex.assert_equal_shape([means, variances])
-  means, variances = means.astype(jnp.float32), variances.astype(jnp.float32)
-  return jnp.sum(jnp.mean(variances, axis=0) + jnp.var(means, axis=0), axis=-1)
-
-
-NOVELTIES = {
-  'clean': lambda means, variances, _=0.0: clean_novelty(means, variances),
-  'information_gain': information_gain,
-  'prediction_error': lambda means, variances, _=0.0: prediction_error(means, variances),
-}
-
-
-def novelty_of(kind: str, moments: Moments) -> jax.Array:
-  """Novelty, [...] float32, by the measure `kind` of NOVELTIES, summed over groups of predictions."""
-  first, *others = (NOVELTIES[kind](*group) for group in moments)
-  return sum(others, first)
 
 
 def update(
@@ -221,6 +133,34 @@ def return_difference(
   return jnp.abs(reward - mean_reward + gamma * (discount - mean_discount) * value)
 
 
+def return_differences(
+  reward: jax.Array,
+  discount: jax.Array,
+  follows: jax.Array,
+  mean: Callable[[jax.Array], jax.Array],
+  *,
+  gamma: float,
+) -> tuple[jax.Array, jax.Array]:
+  """Root mean square and maximum of `return_difference` over the real steps of a batch.
+
+  Args:
+    reward: [T, B] float32.
+    discount: [T, B] float32.
+    follows: [T, B] bool, steps to which a transition leads; only these count.
+    mean: mean of a number [] over all parts of the batch.
+    gamma: the agent's discount factor.
+
+  Returns:
+    [] float32 each; the root mean square is of the whole batch, the maximum of this part.
+  """
+  over = lambda x: mean(jnp.mean(jnp.where(follows, x, 0.0)))
+  count = jnp.maximum(over(jnp.ones_like(reward)), 1e-8)
+  means = over(reward) / count, over(discount) / count
+  difference = return_difference(reward, discount, means, gamma=gamma)
+  deviation = jnp.sqrt(over(jnp.square(difference)) / count)
+  return deviation, jnp.max(jnp.where(follows, difference, 0.0))
+
+
 def evidence(
   evidence: jax.Array, largest: jax.Array, config: dreamer_config.DreamerConfig
 ) -> jax.Array:
@@ -259,120 +199,3 @@ def exploring(
   """
   rest = jax.nn.relu(1.0 - dreamer_config.GAUSSIAN_RANGE * deviation / config.return_floor)
   return share - dreamer_config.RETURN_RATE * jax.nn.relu(share - rest)
-
-
-def lack(vitals: jax.Array, set_points: chex.Array) -> jax.Array:
-  """The lack of vitals (in the paper, the drive D): how far they lie below their set-points.
-
-    D = ( sum_V max(0, h* - h)^4 )^(1/3)
-
-  Keramati and Gutkin (2014), "Homeostatic reinforcement learning for integrating reward collection and
-  physiological stability", equation 1. A lack twice as large counts two and a half times.
-
-  Args:
-    vitals: [..., V] float32, h.
-    set_points: [V] float32, h*, values at which nothing is lacking.
-
-  Returns:
-    [...] float32, D; 0 where no vital lies below its set-point.
-  """
-  return jnp.cbrt(jnp.sum(jnp.maximum(set_points - vitals, 0.0) ** 4, axis=-1))
-
-
-def survival(vitals: jax.Array, discount: jax.Array, set_points: chex.Array) -> jax.Array:
-  """The reward of survival that arrives at each step: the reduction of the lack of vitals D.
-
-    r_t+1 = D_t - ( d_t+1 D_t+1 + (1 - d_t+1) D(0) )
-
-  So a step that restores vitals is rewarded, a step that loses some is a cost, and a termination costs
-  as much as if all vitals fell to 0. D is `lack`.
-
-  Args:
-    vitals: [T, ..., V] float32, observed or imagined.
-    discount: [T, ...] float32, d, which arrived at the step: 0 at termination; in imagination the
-      probability that the episode continues.
-    set_points: [V] float32, values at which nothing is lacking.
-
-  Returns:
-    [T, ...] float32; 0 at step 0, whose previous step is not known.
-  """
-  now, worst = lack(vitals, set_points), lack(jnp.zeros_like(set_points), set_points)
-  chex.assert_equal_shape([now, discount])
-  reached = discount * now + (1.0 - discount) * worst
-  return jnp.concatenate([jnp.zeros_like(now[:1]), now[:-1] - reached[1:]])
-
-
-class Felt(NamedTuple):
-  """Quantities along replayed or imagined steps, of which intrinsic rewards are made.
-
-  Attributes:
-    novelty: [T, ...] float32, novelty of the transition to the step.
-    survival: [T, ...] float32, see the function `survival`; None without it.
-    empowerment: [T, ...] float32, as a share of its maximum; None without it.
-  """
-
-  novelty: jax.Array
-  survival: jax.Array | None = None
-  empowerment: jax.Array | None = None
-
-
-class Intrinsic(NamedTuple):
-  """Definition of an intrinsic reward: a new one is an entry of INTRINSIC, and a field of `Felt`.
-
-  Attributes:
-    is_on: config -> whether the agent has this reward, with a head of the critic.
-    reward: (Felt, mean novelty) -> the reward that arrives at the steps, [T, ...] float32; see `rewards`.
-    weight: config -> weight of its scaled advantage, relative to the task's, which is 1.
-  """
-
-  is_on: Callable[[dreamer_config.DreamerConfig], bool]
-  reward: Callable[[Felt, jax.Array], Any]
-  weight: Callable[[dreamer_config.DreamerConfig], float]
-
-
-def _novelty_reward(felt: Felt, mean: jax.Array) -> jax.Array:
-  """Novelty less its mean, so that ending an episode forgoes nothing on average.
-
-  Otherwise an agent that is rewarded at every step learns not to finish.
-  """
-  return felt.novelty - mean
-
-
-INTRINSIC = {
-  NOVELTY: Intrinsic(
-    # One member has no novelty.
-    is_on=lambda config: config.ensemble_size > 1 and config.novelty_scale > 0,
-    reward=_novelty_reward,
-    weight=lambda config: config.novelty_scale,
-  ),
-  # Its mean is not subtracted: a cost at every step would be none.
-  SURVIVAL: Intrinsic(
-    is_on=lambda config: config.survival_scale > 0,
-    reward=lambda felt, *_: felt.survival,
-    weight=lambda config: config.survival_scale,
-  ),
-  # Nor is its mean subtracted here: where an action decides nothing, ending costs nothing.
-  EMPOWERMENT: Intrinsic(
-    is_on=lambda config: config.empowerment_scale > 0,
-    reward=lambda felt, *_: felt.empowerment,
-    weight=lambda config: config.empowerment_scale,
-  ),
-}
-"""All intrinsic rewards by name, in the order of the critic's heads."""
-
-
-def heads(config: dreamer_config.DreamerConfig) -> tuple[str, ...]:
-  """Names of the intrinsic rewards that are on in a config."""
-  return tuple(name for name, entry in INTRINSIC.items() if entry.is_on(config))
-
-
-def rewards(names: tuple[str, ...], felt: Felt, mean: jax.Array) -> dict[str, jax.Array]:
-  """The intrinsic rewards of these names, [T, ...] float32 each, by name.
-
-  Args:
-    names: names of intrinsic rewards.
-    felt: quantities along the steps.
-    mean: [] float32, mean novelty of these steps. Imagined steps look newer than replayed ones, so each
-      has a mean of its own; less the replayed one, every imagined step would be rewarded.
-  """
-  return {name: INTRINSIC[name].reward(felt, mean) for name in names}

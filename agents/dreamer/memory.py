@@ -19,15 +19,17 @@ import dataclasses
 import functools
 from typing import Any, NamedTuple
 
+import dm_env
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hephaestus.agents import distributions, networks
+from hephaestus.agents import distributions, experience, networks, returns
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import numbers as numbers_lib
 
 Tree = Any
+LAST = int(dm_env.StepType.LAST)
 
 KEY_SIZE = 32
 SHARPNESS = 50.0
@@ -227,6 +229,38 @@ class Memory:
     count = len(self.actions.num_choices) or 1
     known = jnp.sum(chosen * recall.evidence, axis=-1) > count * LEAST_EVIDENCE
     return jnp.where(known, jnp.sum(chosen * recall.value, axis=-1) / count, value)
+
+  def offer(
+    self,
+    recall: Recall,
+    sequence: experience.Sequence,
+    value: jax.Array,
+    *,
+    gamma: float,
+    lambda_: float,
+  ) -> Offer:
+    """Candidates for new entries: the steps of replayed sequences, one sequence after another.
+
+    Args:
+      recall: the result of a read of the memory at these steps, [T, B, ...].
+      sequence: [T, B, ...].
+      value: [T, B] float32, the critic's values of the task.
+      gamma: the agent's discount factor.
+      lambda_: see `returns.lambda_returns`.
+
+    Returns:
+      The offer of (T - 1) B steps; the last steps of episodes have no surprise.
+    """
+    last = sequence.step_type == LAST
+    return_ = returns.lambda_returns(
+      sequence.reward, sequence.discount, value, gamma=gamma, lambda_=lambda_, bootstrap_t=last
+    )
+    action = self.actions.encode(sequence.action)
+    error = jnp.abs(return_ - self.expected(recall, action, value)[:-1])
+    surprise = jnp.where(last[:-1], 0.0, error)
+    merge = lambda x: jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:])
+    steps = (self.key(sequence.observation)[:-1], action[:-1], return_, surprise)
+    return Offer(*map(merge, steps))
 
   def renewed(self, recall: Recall) -> jax.Array:
     """[C] bool, entries that some step has read with a weight above LEAST_WEIGHT."""

@@ -3,7 +3,8 @@
 import dataclasses
 import functools
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import chex
 import flax.linen as nn
@@ -22,9 +23,6 @@ Tree = Any
 STATISTICS = 'statistics'
 """Name of the running statistics of numbers among the parameters; not trained."""
 
-INVERSE, EMPOWERMENT = 'inverse', 'empowerment'
-"""Names of the two networks of empowerment, among modules and parameters: see `Empowerment`."""
-
 CHANGE, AVERAGE_CHANGE = 'change', 'average_change'
 """Names of the members' networks of changes of numbers, and of their moving average; see `RSSM.prior`."""
 
@@ -33,6 +31,26 @@ AVERAGES = (STATISTICS, AVERAGE_CHANGE)
 
 MEMBERS = ('prior', CHANGE)
 """Networks of which each member of the ensemble has its own."""
+
+
+class Features(NamedTuple):
+  """Inputs of the heads at a step, in the compute dtype; each head reads some of them.
+
+  The model's heads do not read `recalled`, since the reward at a step is due to the action before, and
+  imagination recalls nothing after its start. Actor and critic do not read `transition`, since the
+  transition to a step does not matter to what follows.
+
+  Attributes:
+    state: [..., S], the GRU's state h, and the stochastic state z if there are images.
+    numbers: [..., I], inputs of the observation's numbers, see `Numbers.inputs`.
+    transition: [..., C + R], action and embedded numbers of the step before, and what was recalled there.
+    recalled: [..., R], what the episodic memory recalls at the step, see `Memory.recalled`.
+  """
+
+  state: jax.Array
+  numbers: jax.Array
+  transition: jax.Array
+  recalled: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,34 +139,16 @@ class Networks:
     """Z if there are images, since only then recurrence and heads read z; else 0."""
     return self.latent_size if self.codec.image_specs else 0
 
-  @property
-  def memory_size(self) -> int:
-    """Width of the features' first part: the GRU's state, z if there are images, and what is recalled."""
-    return self.config.deterministic_size + self.inferred_size + self.recalled_size
-
-  @property
-  def feature_size(self) -> int:
-    """Width of the features, of which each head reads a part; see `split`."""
-    return self.memory_size + self.numbers.input_size + self.transition_size
-
-  @property
-  def transition_size(self) -> int:
-    """Width of the features' last part: embedded numbers and action of the step before, and its recall.
-
-    The reward and continue heads read it; actor and critic do not.
-    """
-    return self.previous_size + self.recalled_size
-
-  def split(self, features: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Splits [..., F] features into the inputs of the model's heads; see `RSSM.features`.
-
-    Returns:
-      The GRU's state (and z if there are images); the inputs of the numbers; and the inputs of the
-      transition to the step. The episodic memory's recall at the step itself is left out.
-    """
-    ends = [self.memory_size, self.memory_size + self.numbers.input_size]
-    memory, numbers, transition = jnp.split(features, ends, axis=-1)
-    return memory[..., : self.memory_size - self.recalled_size], numbers, transition
+  def empty_features(self, *axes: int) -> Features:
+    """Features of zeros with the given leading axes."""
+    return Features(
+      state=jnp.zeros(
+        (*axes, self.config.deterministic_size + self.inferred_size), self.config.dtype
+      ),
+      numbers=jnp.zeros((*axes, self.numbers.input_size), self.config.dtype),
+      transition=jnp.zeros((*axes, self.previous_size + self.recalled_size), self.config.dtype),
+      recalled=jnp.zeros((*axes, self.recalled_size), self.config.dtype),
+    )
 
   @functools.cached_property
   def modules(self) -> dict[str, nn.Module]:
@@ -172,9 +172,6 @@ class Networks:
       modules['image_decoder'] = networks.Decoder(mlp(1, 0), channels, shapes)
     if self.has_mask:
       modules['mask'] = head(self.actions.size, 1.0)
-    if config.empowerment_scale:
-      modules[INVERSE] = head(self.actions.size, 1.0)
-      modules[EMPOWERMENT] = head(1, 0.0)
     return modules
 
   def _inputs(self, name: str) -> Any:
@@ -182,7 +179,8 @@ class Networks:
     zeros = lambda *shape: jnp.zeros((1, *shape))
     state = self.config.deterministic_size
     belief = zeros(state + self.latent_size + self.previous_size)
-    numbers = zeros(self.numbers.input_size)
+    features = self.empty_features(1)
+    numbers = features.numbers
     inputs = {
       'encoder': (numbers,),
       'image_encoder': (zeros(0), *(zeros(*spec.shape) for spec in self.codec.image_specs)),
@@ -190,21 +188,25 @@ class Networks:
       CHANGE: (zeros(state + self.previous_size),),
       'decoder': (belief,),
       'image_decoder': (belief,),
-      INVERSE: ((zeros(state),), (numbers, numbers)),
-      EMPOWERMENT: ((zeros(self.memory_size - self.recalled_size),), (numbers,)),
     }
-    return inputs.get(name, ((zeros(self.memory_size + self.previous_size),), (numbers,)))
+    return inputs.get(name, ((features.state, features.transition), (numbers,)))
 
-  def init(self, key: chex.PRNGKey) -> Tree:
+  def init(self, key: chex.PRNGKey, others: Mapping[str, tuple[nn.Module, Any]]) -> Tree:
     """Initial parameters by network, float32; those of MEMBERS, the ensemble, have a leading axis K.
 
     Under the key STATISTICS: `numbers.initial_statistics`; under AVERAGE_CHANGE a copy of CHANGE.
+
+    Args:
+      key: PRNG key.
+      others: modules of intrinsic rewards by name, each with its example inputs.
     """
-    names = ('recurrence', 'posterior', *self.modules)
+    modules = {name: (module, self._inputs(name)) for name, module in self.modules.items()}
+    modules |= others
+    names = ('recurrence', 'posterior', *modules)
     keys = dict(zip(names, jax.random.split(key, len(names)), strict=True))
     params = self._initial_cell(keys['recurrence'], keys['posterior'])
-    for name, module in self.modules.items():
-      init = lambda key, module=module, name=name: module.init(key, *self._inputs(name))['params']
+    for name, (module, inputs) in modules.items():
+      init = lambda key, module=module, inputs=inputs: module.init(key, *inputs)['params']
       if name in MEMBERS:  # a key for each
         params[name] = jax.vmap(init)(jax.random.split(keys[name], self.config.ensemble_size))
       else:

@@ -670,13 +670,15 @@ class Numbers:
     product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
     return product(change.mean, back), product(change.variance, np.square(back))
 
-  def expected(self, predicted: tuple[Any, ...], statistics: Any) -> jax.Array:
+  def expected(self, predicted: tuple[Any, ...], before: jax.Array, statistics: Any) -> jax.Array:
     """The predicted numbers, without noise, [..., F] float32: most likely values, means of real ones.
 
-    `statistics`: see `initial_statistics`.
+    The arguments are those of `predict` and its result.
     """
     kinds = zip(self.kinds, predicted, strict=True)
-    return jnp.concatenate([kind.expected(found, statistics) for kind, found in kinds], axis=-1)
+    return self._joined(
+      before.astype(jnp.float32), [kind.expected(found, statistics) for kind, found in kinds]
+    )
 
   def sample(
     self, predicted: tuple[Any, ...], before: jax.Array, statistics: Any, noise: jax.Array
@@ -694,10 +696,11 @@ class Numbers:
       statistics: see `initial_statistics`.
       noise: [...] float32, uniform in [0, 1).
     """
-    parts = zip(self.kinds, predicted, self._split(before.astype(jnp.float32)), strict=True)
-    noise = noise[..., None]
-    drawn = [kind.sample(found, was, statistics, noise) for kind, found, was in parts]
-    return jnp.concatenate(drawn, axis=-1)
+    before, noise = before.astype(jnp.float32), noise[..., None]
+    parts = zip(self.kinds, predicted, self._split(before), strict=True)
+    return self._joined(
+      before, [kind.sample(found, was, statistics, noise) for kind, found, was in parts]
+    )
 
   def differences(
     self, numbers: jax.Array, others: jax.Array, statistics: Any

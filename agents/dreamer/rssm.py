@@ -32,8 +32,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from hephaestus.agents import experience, kernels, networks
-from hephaestus.agents.dreamer import intrinsic, modules
 from hephaestus.agents.dreamer import memory as memory_lib
+from hephaestus.agents.dreamer import modules
 from hephaestus.agents.dreamer import numbers as numbers_lib
 
 Tree = Any
@@ -72,6 +72,14 @@ class Recurrent(NamedTuple):
   action: jax.Array
 
 
+Moments = tuple[tuple[jax.Array, jax.Array, float], ...]
+"""Predictions of K members in groups (latents, changes of numbers).
+
+Each group has means and variances, [K, ..., F] float32, and the square of a usual difference: see
+`novelty.information_gain`.
+"""
+
+
 class Prior(NamedTuple):
   """The predictions of a step by all K members of the ensemble.
 
@@ -84,7 +92,7 @@ class Prior(NamedTuple):
   belief: Any
   change: numbers_lib.Change
 
-  def moments(self) -> intrinsic.Moments:
+  def moments(self) -> Moments:
     """Moments of latents, and of changes of numbers if any; input of novelty.
 
     A usual change, 1, counts as noise: in units of the noise that they predict, members disagree most
@@ -97,24 +105,29 @@ class Prior(NamedTuple):
     return latent, (self.change.mean, jnp.minimum(self.change.variance, 1.0), 1.0)
 
 
-class Posterior(NamedTuple):
-  """The result of running the model along real sequences.
+class Step(NamedTuple):
+  """A step as the model represents it, acted, replayed or imagined alike, with any leading axes.
 
   Attributes:
-    latent: latents, sampled from the posterior, [T, B, ...].
-    features: [T, B, F], see `RSSM.features`.
-    previous: [T, B, previous_size], previous actions and embedded numbers; 0 at FIRST.
-    belief: posterior distributions of the stochastic state, [T, B, Z].
-    priors: predictions of all members, [K, T, B, ...].
-    first: [T, B] bool, steps that begin an episode.
+    latent: the state at the step, [..., ...].
+    features: inputs of the heads, [..., ...].
+    previous: [..., C], inputs of the transition to the step; 0 at FIRST.
+    belief: distribution of which `latent.stochastic` is a sample, [..., Z]: at an observed step the
+      posterior, at an imagined one the prior of one member.
+    priors: predictions of the step by all members, [K, ..., ...]; of imagined steps only some, see
+      `RSSM.imagine`.
+    first: [...] bool, steps that begin an episode.
+    discount: [...] float32 that arrived at a replayed step, at an imagined one the predicted probability
+      that the episode continues; None while acting, where nothing reads it.
   """
 
   latent: Latent
-  features: jax.Array
+  features: modules.Features
   previous: jax.Array
   belief: Any
   priors: Prior
   first: jax.Array
+  discount: Any = None
 
 
 class Noise(NamedTuple):
@@ -285,12 +298,8 @@ class RSSM:
 
   def features(
     self, params: Tree, latent: Latent, previous: jax.Array, before: jax.Array | None = None
-  ) -> jax.Array:
-    """Concatenates h, z if there are images, `recalled`, inputs of the numbers, `previous` and `before`.
-
-    The result, [..., feature_size], is the input of all heads. Actor and critic do not read the last two,
-    since the transition to a step does not matter to what follows. The model's heads do not read `recalled`:
-    the reward at a step is due to the action before, and imagination recalls nothing after its start.
+  ) -> modules.Features:
+    """The inputs of all heads, [..., ...].
 
     Args:
       params: parameters of the world model.
@@ -298,13 +307,16 @@ class RSSM:
       previous: [..., C], inputs of the transition that led to the step.
       before: [..., R], `recalled` of the step before; None where only actor and critic read features.
     """
-    now, then = [], []
-    if latent.recalled is not None:
-      now = [latent.recalled.astype(self.dtype)]
-      then = [jnp.zeros_like(now[0]) if before is None else before.astype(self.dtype)]
-    memory = [latent.deterministic, *self._inferred(latent), *now]
-    parts = [*memory, self.read(params, latent.numbers), previous, *then]
-    return jnp.concatenate(parts, axis=-1)
+    recalled = latent.recalled
+    if recalled is None:
+      recalled = jnp.zeros((*previous.shape[:-1], 0))
+    before = jnp.zeros_like(recalled) if before is None else before
+    return modules.Features(
+      state=jnp.concatenate([latent.deterministic, *self._inferred(latent)], axis=-1),
+      numbers=self.read(params, latent.numbers),
+      transition=jnp.concatenate([previous, before.astype(self.dtype)], axis=-1),
+      recalled=recalled.astype(self.dtype),
+    )
 
   # Steps.
 
@@ -315,8 +327,9 @@ class RSSM:
     observation: Tree,
     first: jax.Array,
     noise: jax.Array | None,
-  ) -> tuple[Latent, jax.Array]:
-    """Advances the state by one observed step.
+    recalled: jax.Array | None = None,
+  ) -> Step:
+    """Advances the state by one observed step, [B, ...].
 
     Args:
       params: parameters of the world model.
@@ -324,9 +337,7 @@ class RSSM:
       observation: tree of [B, ...] arrays.
       first: [B] bool, whether the step is FIRST, which clears the state.
       noise: [B, ...] from `noise`, or None for the mode.
-
-    Returns:
-      The latent [B, ...] and the inputs of the transition to it, [B, C].
+      recalled: [B, R] float32, see `Memory.recalled`; None without an episodic memory.
     """
     numbers, encoded = self.encoder(params, observation)
     before = self.embed(params, recurrent.latent.numbers)
@@ -334,8 +345,11 @@ class RSSM:
     inputs = Observed(
       self._embedded(params, previous), self._evidence(params, encoded), numbers, first, noise
     )
-    latent, _ = self._step(self._cast(self.matrices(params)), params, recurrent, inputs)
-    return latent, previous
+    latent, belief = self._step(self._cast(self.matrices(params)), params, recurrent, inputs)
+    latent = latent._replace(recalled=recalled)
+    features = self.features(params, latent, previous)
+    priors = self.prior(params, latent.deterministic, previous, first)
+    return Step(latent, features, previous, belief, priors, first)
 
   def imagine(
     self,
@@ -345,8 +359,8 @@ class RSSM:
     member: jax.Array,
     noise: Noise,
     novel: slice = slice(None),
-  ) -> tuple[Latent, jax.Array, Prior]:
-    """Advances the state of B' rollouts by one imagined step.
+  ) -> Step:
+    """Advances the state of B' rollouts by one imagined step, [B', ...].
 
     Args:
       params: parameters of the world model.
@@ -354,11 +368,7 @@ class RSSM:
       recurrent: state after the previous step, [B', ...].
       member: [B'] int32, the member of the ensemble whose prior each rollout samples.
       noise: [B', ...] from `imagined_noise`.
-      novel: rollouts whose priors of all members are read.
-
-    Returns:
-      The latent [B', ...]; the inputs of the transition to it, [B', C]; and the priors of all K
-      members, [K, B'', ...] for the B'' rollouts of `novel`.
+      novel: the B'' rollouts of which the step has the priors of all members, [K, B'', ...].
     """
     before = recurrent.latent.numbers
     action = recurrent.action.astype(self.dtype)
@@ -373,7 +383,9 @@ class RSSM:
     latent = Latent(deterministic, stochastic, before, recurrent.latent.recalled)
     imagined = self._imagined_numbers(params, latent, previous, noise.numbers)
     latent = latent._replace(numbers=imagined)
-    return latent, previous, self._prior(params, outputs[:, novel], known[novel])
+    features = self.features(params, latent, previous, recurrent.latent.recalled)
+    priors = self._prior(params, outputs[:, novel], known[novel])
+    return Step(latent, features, previous, followed, priors, jnp.zeros(member.shape, bool))
 
   def infer(
     self,
@@ -381,8 +393,8 @@ class RSSM:
     keys: jax.Array,
     sequence: experience.Sequence,
     recalled: jax.Array | None = None,
-  ) -> Posterior:
-    """Runs the model along real sequences, step by step as in acting.
+  ) -> Step:
+    """Runs the model along real sequences, step by step as in acting; returns their steps, [T, B, ...].
 
     Args:
       params: parameters of the world model.
@@ -427,13 +439,14 @@ class RSSM:
       (observed, action),
     )
     latent = latent._replace(recalled=recalled)
-    return Posterior(
+    return Step(
       latent=latent,
       features=self.features(params, latent, previous, memory_lib.before(recalled, first)),
       previous=previous,
       belief=belief,
       priors=self.prior(params, latent.deterministic, previous, first),  # outside of the loop
       first=first,
+      discount=sequence.discount,
     )
 
   def _step(

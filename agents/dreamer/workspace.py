@@ -7,7 +7,7 @@
 over candidates i: leaves x_i of the observation, and what the episodic memory recalls. h is the GRU's
 state. N is a candidate's novelty, dN its change since the step before, t the steps of the episode so far
 and n how often the candidate was open in them, both from 1; D is the lack of the leaf's vitals, see
-`intrinsic.lack`. Contents keep their positions in the actor's input, and are 0 where closed.
+`survival.lack`. Contents keep their positions in the actor's input, and are 0 where closed.
 
 A gate is 0 or 1, and its gradient is that of sigmoid(score - rival): "straight-through", as in Bengio
 et al. (2013), "Estimating or propagating gradients through stochastic neurons". The rival is the score
@@ -25,9 +25,12 @@ import numpy as np
 
 from hephaestus.agents import networks
 from hephaestus.agents import observation as observation_lib
-from hephaestus.agents.dreamer import intrinsic, modules
+from hephaestus.agents.dreamer import modules
 from hephaestus.agents.dreamer import numbers as numbers_lib
+from hephaestus.agents.dreamer.rewards import novelty as novelty_lib
+from hephaestus.agents.dreamer.rewards import survival
 
+Features = modules.Features
 Tree = Any
 
 KEY_SIZE = 32
@@ -150,19 +153,19 @@ class Workspace:
   # Scores and gates.
 
   def terms(
-    self, params: Tree, features: jax.Array, numbers: jax.Array, change: numbers_lib.Change
+    self, params: Tree, features: Features, numbers: jax.Array, change: numbers_lib.Change
   ) -> Terms:
     """Terms of the scores at some steps.
 
     Args:
       params: parameters of the actor-critic, by network.
-      features: [..., F], see `RSSM.features`.
+      features: features of the steps, [..., ...].
       numbers: [..., F'] float32, numbers of the world model's state.
       change: the members' predicted changes of the numbers, [K, ...], see `rssm.Prior`.
     """
     means, variances = self.networks.numbers.changes_of_inputs(change)
     kind = self.networks.config.novelty
-    gain = intrinsic.novelty_of(kind, ((means[..., None], variances[..., None], 0.0),))
+    gain = novelty_lib.novelty_of(kind, ((means[..., None], variances[..., None], 0.0),))
     leaves = self.networks.numbers.leaves[: gain.shape[-1]]
     share = (leaves[:, None] == np.arange(len(self.names))).astype(np.float32)
     share /= np.maximum(share.sum(axis=0), 1)
@@ -178,20 +181,20 @@ class Workspace:
       found = observation_lib.vitals(leaf)
       if found is not None:
         vitals = self.networks.numbers.pick(numbers, begin + found.indices)
-        lacks[i] = intrinsic.lack(vitals, found.set_points)
+        lacks[i] = survival.lack(vitals, found.set_points)
       begin += int(np.prod(leaf.shape))
     return jnp.stack(lacks, axis=-1)
 
-  def _learned(self, params: Tree, features: jax.Array) -> jax.Array:
-    """The learned term of [..., F] features, [..., N] float32."""
-    shape = (*features.shape[:-1], len(self.names))
+  def _learned(self, params: Tree, features: Features) -> jax.Array:
+    """The learned term at features [..., ...], [..., N] float32."""
+    shape = (*features.state.shape[:-1], len(self.names))
     if not self.modules():
       return jnp.zeros(shape)
     places, there = self._places
     contents = self._contents(features).astype(jnp.float32)
     contents = jnp.where(there, contents[..., places], 0.0)
     identity = jnp.broadcast_to(np.eye(len(self.names), dtype=np.float32), (*shape, shape[-1]))
-    belief = features[..., : self.networks.config.deterministic_size].astype(jnp.float32)
+    belief = features.state.astype(jnp.float32)
     # Bounded, so that what is learned does not soon outweigh the other terms at every step.
     read = lambda name, *inputs: jnp.tanh(
       networks.apply(self.modules()[name][0], params[name], *inputs)
@@ -201,11 +204,9 @@ class Workspace:
     )
     return product / np.float32(np.sqrt(KEY_SIZE))
 
-  def _contents(self, features: jax.Array) -> jax.Array:
-    """The part of [..., F] features that are candidates: the recall, and the inputs of the numbers."""
-    sizes = self.networks
-    begin = sizes.memory_size - sizes.recalled_size
-    return features[..., begin : sizes.memory_size + sizes.numbers.input_size]
+  def _contents(self, features: Features) -> jax.Array:
+    """The features that are candidates: the recall, and the inputs of the numbers, [..., I]."""
+    return jnp.concatenate([features.recalled, features.numbers], axis=-1)
 
   def _bonus(self, before: Past, terms: Terms) -> jax.Array:
     """Scores without the learned term, [..., N] float32."""
@@ -240,10 +241,11 @@ class Workspace:
     is_open = (best & (scores > config.workspace_cost)).astype(jnp.float32)
     return is_open + (soft - jax.lax.stop_gradient(soft))
 
-  def _read(self, features: jax.Array, gate: jax.Array) -> jax.Array:
-    """The context [..., C] of [..., F] features with [..., N] gates."""
-    gate = gate.astype(features.dtype)
-    return jnp.concatenate([gate[..., self._owner] * self._contents(features), gate], axis=-1)
+  def _read(self, features: Features, gate: jax.Array) -> jax.Array:
+    """The context [..., C] of features [..., ...] with [..., N] gates."""
+    contents = self._contents(features)
+    gate = gate.astype(contents.dtype)
+    return jnp.concatenate([gate[..., self._owner] * contents, gate], axis=-1)
 
   def opened(self, context: jax.Array) -> dict[str, jax.Array]:
     """The gates in [..., C] contexts, [...] float32 for each candidate by its name."""
@@ -267,19 +269,19 @@ class Workspace:
     return after, History(memory, bonus), gate
 
   def advance(
-    self, params: Tree, memory: Past, features: jax.Array, terms: Terms, begins: jax.Array
+    self, params: Tree, memory: Past, features: Features, terms: Terms, begins: jax.Array
   ) -> tuple[Past, jax.Array]:
     memory, _, gate = self._step(memory, terms, begins)
     return memory, self._read(features, gate)
 
-  def replayed(self, features: jax.Array, terms: Terms, begins: jax.Array) -> History:
+  def replayed(self, features: Features, terms: Terms, begins: jax.Array) -> History:
     return self._follow(self.initial(begins.shape[1]), terms, begins.at[0].set(True))
 
   def memory_at(self, history: History, step: jax.Array, stream: jax.Array) -> Past:
     memory: Past = jax.tree.map(lambda x: x[step, stream], history.before)
     return memory
 
-  def imagined(self, memory: Past, features: jax.Array, terms: Terms, begins: jax.Array) -> History:
+  def imagined(self, memory: Past, features: Features, terms: Terms, begins: jax.Array) -> History:
     all_begins = jnp.zeros(terms.novelty.shape[:2], bool).at[0].set(begins)
     return self._follow(memory, terms, all_begins)
 
@@ -291,11 +293,11 @@ class Workspace:
   def cut(self, history: History, first: jax.Array | int, count: int) -> History:
     return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, count), history)
 
-  def pool(self, params: Tree, history: History, features: jax.Array) -> jax.Array:
+  def pool(self, params: Tree, history: History, features: Features) -> jax.Array:
     return self._read(features, self.gates(params, history, features))
 
-  def gates(self, params: Tree, history: History, features: jax.Array) -> jax.Array:
-    """Gates [R, B, N] float32 of the R steps of a history, whose features are [R, B, F]."""
+  def gates(self, params: Tree, history: History, features: Features) -> jax.Array:
+    """Gates [R, B, N] float32 of the R steps of a history, whose features are [R, B, ...]."""
     return self.gate(self._learned(params, features) + history.bonus)
 
   def weights(self, params: Tree, history: History, num_steps: int) -> jax.Array:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import chex
-import dm_env
 import jax
 import jax.numpy as jnp
 import optax
@@ -15,14 +14,15 @@ from dm_env import specs
 from hephaestus.agents import distributions, experience
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import config as dreamer_config
-from hephaestus.agents.dreamer import empowerment as empowerment_lib
-from hephaestus.agents.dreamer import intrinsic, modules
 from hephaestus.agents.dreamer import memory as memory_lib
+from hephaestus.agents.dreamer import modules
 from hephaestus.agents.dreamer import numbers as numbers_lib
 from hephaestus.agents.dreamer import rssm as rssm_lib
+from hephaestus.agents.dreamer.rewards import novelty as novelty_lib
+from hephaestus.agents.dreamer.rewards import registry
+from hephaestus.agents.dreamer.rewards import reward as reward_lib
 
 Tree = Any
-LAST = int(dm_env.StepType.LAST)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,63 +48,18 @@ class WorldModel:
     return rssm_lib.RSSM(self.networks)
 
   @functools.cached_property
-  def vitals(self) -> observation_lib.Vitals | None:
-    """Vitals that the reward of survival depends on; None where `survival_scale` is 0.
+  def rewards(self) -> dict[str, reward_lib.Reward]:
+    """The intrinsic rewards that are on, by name.
 
     Raises:
-      ValueError: survival is on, but the observation has no vitals, or the environment's reward
-        already depends on them.
+      ValueError: the environment's specs do not fit one of them.
     """
-    if not self.config.survival_scale:
-      return None
-    given = f'agent.survival_scale={self.config.survival_scale:g}'
-    found = observation_lib.vitals(self.networks.codec.flat_spec)
-    if found is None:
-      raise ValueError(
-        f'{given}: this environment names no vitals among its numbers (environment.VitalsSpec); '
-        'set agent.survival_scale=0'
-      )
-    if found.are_paid:
-      raise ValueError(
-        f'{given}: the reward of this environment already depends on its vitals '
-        f'({", ".join(found.names)}), which would count twice; set agent.survival_scale=0'
-      )
-    return found
-
-  def read_vitals(self, numbers: jax.Array) -> Any:
-    """The vitals among numbers [..., F], [..., V] in the observation's units; None without survival."""
-    if self.vitals is None:
-      return None
-    return self.networks.numbers.pick(numbers, self.vitals.indices)
-
-  def survival(self, vitals: jax.Array | None, discount: jax.Array) -> jax.Array | None:
-    """The reward of survival [T, ...] float32, see `intrinsic.survival`; None without survival.
-
-    Args:
-      vitals: [T, ..., V] float32, from `read_vitals`.
-      discount: [T, ...] float32 that arrived at each step.
-    """
-    if self.vitals is None or vitals is None:
-      return None
-    return intrinsic.survival(vitals, discount, self.vitals.set_points)
-
-  @functools.cached_property
-  def empowerment(self) -> empowerment_lib.Empowerment | None:
-    """Networks and loss of empowerment; None where `empowerment_scale` is 0.
-
-    Raises:
-      ValueError: empowerment is on, but an action is not one discrete choice among at least two, or
-        the observation has only images for CNNs.
-    """
-    return empowerment_lib.Empowerment(self.rssm) if self.config.empowerment_scale else None
-
-  def empowered(self, params: Tree, features: jax.Array) -> Any:
-    """The reward of empowerment, [...] float32, at [..., features]; None without empowerment."""
-    return self.empowerment.reward(params, features) if self.empowerment else None
+    return registry.make_rewards(self.rssm)
 
   def init(self, key: chex.PRNGKey) -> Tree:
-    """Initial parameters, see `Networks.init`."""
-    return self.networks.init(key)
+    """Initial parameters, see `Networks.init`; with networks of intrinsic rewards."""
+    others = [item for reward in self.rewards.values() for item in reward.modules().items()]
+    return self.networks.init(key, dict(others))
 
   def recall(
     self, params: Tree, observation: Tree, version: jax.Array | None = None
@@ -126,27 +81,102 @@ class WorldModel:
     found = memory.read(params[memory_lib.NAME], memory.key(observation), version)
     return memory.recalled(found), found
 
+  # Steps.
+
+  def observe(
+    self,
+    params: Tree,
+    recurrent: rssm_lib.Recurrent,
+    observation: Tree,
+    first: jax.Array,
+    noise: jax.Array | None,
+  ) -> tuple[rssm_lib.Step, memory_lib.Recall | None]:
+    """One observed step, as in acting; see `RSSM.observe`.
+
+    Args:
+      params: parameters of all parts of the agent.
+      recurrent: state after the previous step, [B, ...].
+      observation: tree of [B, ...] arrays.
+      first: [B] bool, whether the step is FIRST.
+      noise: [B, ...] from `RSSM.noise`, or None for the mode.
+
+    Returns:
+      The step [B, ...], and the result of the read of the episodic memory; None without one.
+    """
+    recalled, recall = self.recall(params, observation)
+    world = params['world_model']
+    return self.rssm.observe(world, recurrent, observation, first, noise, recalled), recall
+
+  def replay(self, params: Tree, keys: jax.Array, sequence: experience.Sequence) -> rssm_lib.Step:
+    """The steps [T, B, ...] of real sequences; see `RSSM.infer`.
+
+    Args:
+      params: parameters of all parts of the agent.
+      keys: [B] PRNG keys, one for each sequence.
+      sequence: [T, B, ...].
+    """
+    recalled, _ = self.recall(params, sequence.observation)
+    return self.rssm.infer(params['world_model'], keys, sequence, recalled)
+
+  def imagine(self, params: Tree, *arguments: Any) -> rssm_lib.Step:
+    """One imagined step [B', ...], with its predicted discount; arguments as of `RSSM.imagine`."""
+    step = self.rssm.imagine(params, *arguments)
+    return step._replace(discount=self.discount(params, step.features))
+
+  def novelty(self, step: rssm_lib.Step) -> jax.Array:
+    """Novelty of the transition to a step, [...] float32, by the measure of the config."""
+    return novelty_lib.novelty_of(self.config.novelty, step.priors.moments())
+
+  def intrinsic_rewards(
+    self, params: Tree, before: rssm_lib.Step, after: rssm_lib.Step, novelty: jax.Array
+  ) -> dict[str, jax.Array]:
+    """The intrinsic rewards that arrive at a step, [...] float32 each by name; see `Reward.reward`.
+
+    `novelty` [...] is computed already, since boredom and context modules read it, too.
+    """
+    return {
+      name: novelty if name == novelty_lib.NAME else reward.reward(params, before, after)
+      for name, reward in self.rewards.items()
+    }
+
+  def replayed_rewards(
+    self, params: Tree, replayed: rssm_lib.Step, novelty: jax.Array
+  ) -> dict[str, jax.Array]:
+    """The intrinsic rewards [T, B] of replayed steps.
+
+    They are 0 where no transition leads to a step, unless they are centred: their mean is over all steps.
+    """
+    shift = lambda x: jnp.concatenate([x[:1], x[:-1]])
+    state, features = jax.tree.map(shift, (replayed.latent, replayed.features))
+    before = replayed._replace(latent=state, features=features)
+    begins = replayed.first.at[0].set(True)
+    rewards = self.intrinsic_rewards(params, before, replayed, novelty)
+    return {
+      name: x if self.rewards[name].is_centred else jnp.where(begins, 0.0, x)
+      for name, x in rewards.items()
+    }
+
   # Heads.
 
-  def reward(self, params: Tree, features: jax.Array) -> distributions.TwoHot:
-    """The predicted distribution of the reward that arrived at the step, at [..., features]."""
+  def reward(self, params: Tree, features: modules.Features) -> distributions.TwoHot:
+    """The predicted distribution of the reward that arrived at the step, [...]."""
     logits = self._head(params, 'reward', features)
     return distributions.TwoHot.from_logits(logits, self.config.bin_limit)
 
-  def discount(self, params: Tree, features: jax.Array) -> jax.Array:
-    """The predicted probability that the episode continues, [...] float32, at [..., features]."""
+  def discount(self, params: Tree, features: modules.Features) -> jax.Array:
+    """The predicted probability that the episode continues, [...] float32."""
     return jax.nn.sigmoid(self._head(params, 'continue', features)[..., 0].astype(jnp.float32))
 
-  def action_mask(self, params: Tree, features: jax.Array) -> jax.Array:
-    """The actions predicted to be legal, [..., A] bool, at [..., features]; all without a mask."""
+  def action_mask(self, params: Tree, features: modules.Features) -> jax.Array:
+    """The actions predicted to be legal, [..., A] bool; all without a mask."""
     if not self.networks.has_mask:
-      return jnp.ones((*features.shape[:-1], self.networks.actions.size), bool)
+      return jnp.ones((*features.state.shape[:-1], self.networks.actions.size), bool)
     return self._head(params, 'mask', features) > 0
 
-  def _head(self, params: Tree, name: str, features: jax.Array) -> jax.Array:
-    """Outputs of the head `name`, [..., outputs] in the compute dtype, at [..., features]."""
-    memory, numbers, transition = self.networks.split(features)
-    return self.networks.apply(params, name, (memory, transition), (numbers,))
+  def _head(self, params: Tree, name: str, features: modules.Features) -> jax.Array:
+    """Outputs of the head `name`, [..., outputs] in the compute dtype, at features [..., ...]."""
+    inputs = (features.state, features.transition), (features.numbers,)
+    return self.networks.apply(params, name, *inputs)
 
   def decode(
     self,
@@ -170,10 +200,8 @@ class WorldModel:
     """
     numbers, statistics = self.networks.numbers, params[modules.STATISTICS]
     outputs, images = self.rssm.decoder(params, latent, previous)
-    flat = outputs
-    if numbers.size:
-      predicted = numbers.predict(outputs, before, ~first, statistics)
-      flat = numbers.to_flat(numbers.expected(predicted, statistics))
+    predicted = numbers.predict(outputs, before, ~first, statistics)
+    flat = numbers.to_flat(numbers.expected(predicted, before, statistics))
     return self.networks.codec.assemble(flat, images)
 
   # The loss.
@@ -183,12 +211,12 @@ class WorldModel:
     params: Tree,
     keys: jax.Array,
     sequence: experience.Sequence,
-    value_loss: Callable[[jax.Array], jax.Array] = lambda features: jnp.zeros(()),
+    value_loss: Callable[[modules.Features], jax.Array] = lambda features: jnp.zeros(()),
     recalled: jax.Array | None = None,
-  ) -> tuple[jax.Array, tuple[rssm_lib.Posterior, jax.Array, Tree, dict[str, jax.Array]]]:
+  ) -> tuple[jax.Array, tuple[rssm_lib.Step, jax.Array, Tree, dict[str, jax.Array]]]:
     """The world model's loss on real sequences: the negative ELBO and auxiliary losses, in float32.
 
-      reconstruction + reward_scale reward + continue + mask + value + empowerment
+      reconstruction + reward_scale reward + continue + mask + value + intrinsic rewards
         + mean_k [ m_k (b_dyn KL(sg q || p_k) + change_k) + b_rep max(free, KL(q || sg p_k)) ]
 
     averaged over [T, B], with q the posterior, p_k the prior of member k, b_dyn `dynamics_scale`, b_rep
@@ -200,17 +228,17 @@ class WorldModel:
       params: parameters of the world model.
       keys: [B] PRNG keys, one for each sequence.
       sequence: batch of sequences, [T, B, ...].
-      value_loss: function of the [T, B, F] features, the critic's loss []; its gradient makes latents
-        keep what later rewards depend on.
+      value_loss: function of the features, [T, B, ...], the critic's loss []; its gradient makes
+        latents keep what later rewards depend on.
       recalled: [T, B, R] float32, from the episodic memory; None without one.
 
     Returns:
-      The loss [], and (Posterior, predicted rewards [T, B], moments of numbers for `statistics`,
+      The loss [], and (steps [T, B, ...], predicted rewards [T, B], moments of numbers for `statistics`,
       metrics [] by name).
     """
     posterior = self.rssm.infer(params, keys, sequence, recalled)
     features = posterior.features
-    reconstruction, moments, errors = self._reconstruction_loss(params, posterior, sequence)
+    reconstruction, moments, expected = self._reconstruction_loss(params, posterior, sequence)
     rewards = self.reward(params, features)
     reward = jnp.where(posterior.first, 0.0, -rewards.log_prob(sequence.reward))
     continues = self._continue_loss(params, features, sequence)
@@ -222,8 +250,10 @@ class WorldModel:
     change, change_moments = self._change_loss(params, posterior, sequence, learns)
     scaled_reward = self.config.reward_scale * reward
     loss = jnp.mean(reconstruction + scaled_reward + continues + mask + kl + change)
-    empowerment, inverse = self._empowerment_loss(params, keys, posterior, sequence)
-    loss += value_loss(features) + empowerment
+    of_rewards = [
+      each.loss(params, keys, posterior, sequence, expected) for each in self.rewards.values()
+    ]
+    loss += value_loss(features) + sum(own_loss for own_loss, _ in of_rewards)
     metrics = {
       'loss': loss,
       'reconstruction': reconstruction.mean(),
@@ -234,7 +264,7 @@ class WorldModel:
       'kl': dynamics_kl.mean(),
       # A mean over all steps, since devices average it without their counts of other than FIRST.
       'kl_after_first': jnp.where(posterior.first, 0.0, dynamics_kl).mean(),
-      **(errors | inverse),
+      **{name: x for _, own_metrics in of_rewards for name, x in own_metrics.items()},
     }
     stop = jax.lax.stop_gradient
     return loss, (*stop((posterior, rewards.mean(), moments | change_moments)), metrics)
@@ -258,9 +288,9 @@ class WorldModel:
     return params
 
   def _reconstruction_loss(
-    self, params: Tree, posterior: rssm_lib.Posterior, sequence: experience.Sequence
-  ) -> tuple[jax.Array, Tree, dict[str, jax.Array]]:
-    """Loss [T, B] of decoded observations, the moments of numbers (see `averages`), and metrics."""
+    self, params: Tree, posterior: rssm_lib.Step, sequence: experience.Sequence
+  ) -> tuple[jax.Array, Tree, jax.Array]:
+    """Loss [T, B] of decoded observations, moments of numbers (see `averages`), and decoded numbers."""
     numbers, codec = self.networks.numbers, self.networks.codec
     observed = posterior.latent.numbers
     outputs, decoded = self.rssm.decoder(params, posterior.latent, posterior.previous)
@@ -269,50 +299,33 @@ class WorldModel:
     predicted = numbers.predict(outputs, before, ~posterior.first, statistics)
     loss, error = numbers.loss(predicted, observed, statistics)
     _, *images = codec.encode(sequence.observation)
-    errors = {}
-    if self.vitals is not None:
-      expected = numbers.expected(predicted, statistics)
-      difference = jnp.abs(self.read_vitals(expected) - self.read_vitals(observed)).mean(-1)
-      errors['vital_error'] = jnp.where(posterior.first, 0.0, difference).mean()
-    return loss + codec.image_loss(decoded, images), numbers.moments(observed, error), errors
+    return (
+      loss + codec.image_loss(decoded, images),
+      numbers.moments(observed, error),
+      numbers.expected(predicted, before, statistics),
+    )
 
   def _continue_loss(
-    self, params: Tree, features: jax.Array, sequence: experience.Sequence
+    self, params: Tree, features: modules.Features, sequence: experience.Sequence
   ) -> jax.Array:
-    """Loss [T, B] of the continue head at [T, B, F] features."""
+    """Loss [T, B] of the continue head at features [T, B, ...]."""
     logits = self._head(params, 'continue', features)[..., 0].astype(jnp.float32)
     return jax.nn.softplus(logits) - sequence.discount * logits
 
   def _mask_loss(
-    self, params: Tree, features: jax.Array, sequence: experience.Sequence
+    self, params: Tree, features: modules.Features, sequence: experience.Sequence
   ) -> jax.Array:
-    """Loss [T, B] of the mask head at [T, B, F] features; 0 without a mask."""
+    """Loss [T, B] of the mask head at features [T, B, ...]; 0 without a mask."""
     legal = observation_lib.action_mask(sequence.observation)
     if legal is None:
       return jnp.zeros(sequence.reward.shape)
     logits = self._head(params, 'mask', features).astype(jnp.float32)
     return jnp.sum(jax.nn.softplus(logits) - legal.astype(jnp.float32) * logits, axis=-1)
 
-  def _empowerment_loss(
-    self,
-    params: Tree,
-    keys: jax.Array,
-    posterior: rssm_lib.Posterior,
-    sequence: experience.Sequence,
-  ) -> tuple[jax.Array | float, dict[str, jax.Array]]:
-    """Loss [] of empowerment, and metrics; 0 and none without it."""
-    if self.empowerment is None:
-      return 0.0, {}
-    keys = jax.vmap(lambda key: jax.random.fold_in(key, len(sequence.reward)))(keys)
-    legal = observation_lib.action_mask(sequence.observation)
-    if legal is None:
-      legal = jnp.ones((*sequence.reward.shape, self.networks.actions.size), bool)
-    return self.empowerment.loss(params, keys, posterior, sequence.step_type == LAST, legal)
-
   def _change_loss(
     self,
     params: Tree,
-    posterior: rssm_lib.Posterior,
+    posterior: rssm_lib.Step,
     sequence: experience.Sequence,
     learns: jax.Array,
   ) -> tuple[jax.Array, Tree]:
@@ -334,7 +347,7 @@ class WorldModel:
     loss = jnp.where(first, 0.0, jnp.mean(learns[:, None] * loss, axis=0))
     return loss, {'change': jnp.mean(square, axis=(0, 1))}
 
-  def _kl(self, posterior: rssm_lib.Posterior, learns: jax.Array) -> tuple[jax.Array, jax.Array]:
+  def _kl(self, posterior: rssm_lib.Step, learns: jax.Array) -> tuple[jax.Array, jax.Array]:
     """KL(q || p_k) of each member, [K, T, B], and the weighted loss of both KL terms of `loss`, [T, B]."""
     config, stop = self.config, jax.lax.stop_gradient
     belief, priors = posterior.belief, posterior.priors.belief

@@ -48,7 +48,7 @@ def maps(policy: policy_lib.Policy, seed: int) -> tuple[np.ndarray, np.ndarray]:
     timestep,
     greedy=True,
   )
-  learned = np.asarray(decision.extras['empowerment']).reshape(ice.SIZE, ice.SIZE)
+  learned = np.asarray(decision.extras['intrinsic']['empowerment']).reshape(ice.SIZE, ice.SIZE)
   return np.asarray(env.empowerment(state)), learned
 
 

@@ -166,9 +166,8 @@ def _numbers(played: episodes_lib.PlayedStep) -> dict[str, str]:
   if played.probability is not None:
     numbers['probability'] = f'{played.probability:.2f}'
   numbers |= {'reward': f'{played.reward:.2f}', 'return': f'{played.episode_return:.2f}'}
-  if played.empowerment is not None:
-    numbers['empowerment'] = f'{played.empowerment:.2f}'
-  return numbers | {name: f'{value:.2f}' for name, value in (played.vitals or {}).items()}
+  shown = (played.intrinsic or {}) | (played.vitals or {})
+  return numbers | {name: f'{value:.2f}' for name, value in shown.items()}
 
 
 def _next(played: episodes_lib.PlayedStep) -> str:

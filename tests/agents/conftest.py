@@ -20,7 +20,7 @@ from hephaestus.agents import experience
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
-from hephaestus.agents.dreamer import rssm
+from hephaestus.agents.dreamer import modules, rssm
 
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
 
@@ -208,7 +208,7 @@ class Judged(NamedTuple):
   """
 
   loss: Any
-  posterior: rssm.Posterior
+  posterior: rssm.Step
   rewards: Any
   moments: Any
   metrics: Any
@@ -219,15 +219,14 @@ class Judged(NamedTuple):
 def judge():
   """(model, params, keys, sequence, ...) -> Judged; compiled once for each model.
 
-  With `value`, the loss of the critic is `value` times the sum of the memory in the features. With
+  With `value`, the loss of the critic is `value` times the sum of the state in the features. With
   `change_alone`, it differentiates the metric 'change' in place of the loss.
   """
 
   @once
   def compiled(model):
     def objective(params, keys, sequence, value, change_alone):
-      remembered = lambda features: features[..., : model.networks.memory_size]
-      value_loss = lambda features: value * jnp.sum(remembered(features))
+      value_loss = lambda features: value * jnp.sum(features.state)
       loss, aux = model.loss(params, keys, sequence, value_loss)
       return jnp.where(change_alone, aux[-1]['change'], loss), (loss, *aux)
 
@@ -269,5 +268,6 @@ def numbered_posterior():
   first = np.zeros((num_steps, batch), bool)
   first[[0, 3], [0, 1]] = True
   latent = rssm.Latent(*(np.float32(scale) * number[..., None] for scale in (1, -1, 2)))
-  features = np.stack([number, -number], axis=-1)
-  return rssm.Posterior(latent, features, (), (), (), first), number
+  nothing = np.zeros((*number.shape, 0), np.float32)
+  features = modules.Features(number[..., None], -number[..., None], nothing, nothing)
+  return rssm.Step(latent, features, (), (), (), first), number

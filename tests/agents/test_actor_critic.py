@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_dreamer import random_features
 
 from hephaestus.agents.dreamer import actor_critic as ac
 
@@ -29,7 +30,7 @@ def params(dreamer, make_params):
 
 
 @pytest.fixture(scope='module')
-def steps(policy):
+def steps(dreamer):
   """Four random steps of three dreams, the first of which is the task's; actions 2 and 3 are illegal in
   the first two steps, and not taken there."""
   rng = np.random.default_rng(0)
@@ -38,7 +39,7 @@ def steps(policy):
   mask = np.ones((4, 3, 4), bool)
   mask[:2, :, 2:] = False
   return ac.Steps(
-    features=rng.normal(size=(4, 3, policy.feature_size)).astype(np.float32),
+    features=random_features(dreamer, rng, 4, 3),
     history=(),
     choice=choice,
     mask=mask,
@@ -46,7 +47,7 @@ def steps(policy):
 
 
 def no_context(features):
-  return features[..., :0]
+  return features.recalled[..., :0]
 
 
 @pytest.fixture(scope='module')
@@ -145,7 +146,8 @@ def test_each_actor_and_head_learns_from_its_own_dreams(policy, params, steps, g
 
 
 def test_policy_is_the_explorers_where_it_explores(policy, params, steps):
-  features, context = steps.features[0], no_context(steps.features[0])
+  features = jax.tree.map(lambda x: x[0], steps.features)
+  context = no_context(features)
   read = lambda explores: np.asarray(
     policy.policy(params, features, context, steps.mask[0], explores).log_probs
   )
@@ -200,20 +202,22 @@ def read(policy, steps):
   return lambda params, features, mask: jax.device_get(read(params, features, mask))
 
 
-def test_actor_and_critic_do_not_read_the_inputs_of_the_transition(policy, params, steps, read):
+def test_actor_and_critic_do_not_read_the_inputs_of_the_transition(params, steps, read):
   features, mask = steps.features, np.ones_like(steps.mask)
-  led, state = np.array(features), np.array(features)
-  led[..., policy.state_size :] += 1
-  state[..., : policy.state_size] += 1
   before = read(params, features, mask)
+  led = features._replace(transition=features.transition + 1)
   jax.tree.map(np.testing.assert_array_equal, read(params, led, mask), before)
-  moved = jax.tree.map(lambda x, y: np.abs(x - y).max() > 1e-3, read(params, state, mask), before)
-  assert all(jax.tree.leaves(moved))
+  differs = lambda x, y: np.abs(x - y).max() > 1e-3
+  for name in ('state', 'numbers'):
+    other = features._replace(**{name: getattr(features, name) + 1})
+    moved = jax.tree.map(differs, read(params, other, mask), before)
+    assert all(jax.tree.leaves(moved)), name
 
 
 def test_fresh_policy_is_nearly_uniform_and_fresh_values_are_zero(fresh_params, steps, read):
   mask = np.ones_like(steps.mask)
-  log_probs, values = read(fresh_params()['actor_critic'], 3 * steps.features, mask)
+  features = jax.tree.map(lambda x: 3 * x, steps.features)
+  log_probs, values = read(fresh_params()['actor_critic'], features, mask)
   np.testing.assert_allclose(np.exp(log_probs), np.full((4, 3, 4), 1 / 4), atol=0.15)
   assert list(values) == sorted([ac.TASK, ac.NOVELTY])
   for value in values.values():
@@ -241,7 +245,7 @@ def replayed(policy, params, make_sequence, dreamer, make_params):
   sequence = make_sequence(dreamer)
   rng = np.random.default_rng(3)
   size = (6, 3)
-  features = rng.normal(size=(*size, policy.feature_size)).astype(np.float32)
+  features = random_features(dreamer, rng, *size)
   novelty = rng.uniform(size=size).astype(np.float32)
   slow_critic = make_params(dreamer, seed=1)['actor_critic']
 
@@ -284,8 +288,9 @@ def test_last_step_bootstraps_only_if_truncated(replayed):
 
   def reads(step, stream, discount):
     """Whether the loss depends on the features of the step."""
-    changed = np.array(features)
-    changed[step, stream] *= -3
+    changed = jax.tree.map(np.array, features)
+    for part in changed:
+      part[step, stream] *= -3
     losses = {float(gradient(params, x, reward, discount)[0]) for x in (features, changed)}
     return len(losses) == 2
 
@@ -300,8 +305,9 @@ def test_targets_of_replayed_steps_have_no_gradient(replayed):
   sequence, gradient, arguments = replayed
   _, (_, by_features, _) = gradient(*arguments, sequence.discount)
   last = np.asarray(sequence.step_type == 2)
-  assert last.sum() == 2 and (np.asarray(by_features)[last] == 0).all()
-  assert (np.abs(by_features).max(-1)[:-1][~last[:-1]] > 0).all()
+  assert last.sum() == 2 and all((part[last] == 0).all() for part in by_features)
+  for part in (by_features.state, by_features.numbers):
+    assert (np.abs(part).max(-1)[:-1][~last[:-1]] > 0).all()
 
 
 def test_replayed_loss_trains_only_heads_with_rewards(replayed):

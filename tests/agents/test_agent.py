@@ -237,7 +237,9 @@ def test_explain_gives_the_same_action_and_all_log_probs(make_dreamer, explained
 
 def test_explain_gives_the_empowerment_of_the_step(explained):
   """By parameters that acting needs for nothing else; the action stays the same."""
-  np.testing.assert_allclose(explained[0].extras['empowerment'], np.full(3, 1.25), rtol=1e-6)
+  np.testing.assert_allclose(
+    explained[0].extras['intrinsic']['empowerment'], np.full(3, 1.25), rtol=1e-6
+  )
 
 
 def test_parallel_environments_are_independent(make_dreamer, make_params, act, arrive):
@@ -264,7 +266,7 @@ def test_training_infers_latents_and_likelihoods_of_acting(quiet_dreamer, episod
     mask = sequence.observation['action_mask'] if env == 'masked' else None
     features = posterior.features
     distribution = dreamer.actor_critic.policy(
-      params['actor_critic'], features, features[..., :0], mask
+      params['actor_critic'], features, features.recalled[..., :0], mask
     )
     choice = distribution.mean if env == 'continuous' else sequence.action
     return posterior.latent, distribution.log_prob(choice), distribution.mode()

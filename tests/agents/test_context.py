@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_dreamer import random_features
 
 from hephaestus.agents.dreamer import actor_critic as ac
-from hephaestus.agents.dreamer import context, dream
+from hephaestus.agents.dreamer import context, dream, modules
 
 WINDOW, FEATURES, HORIZON = 3, 2, 4
 
@@ -91,7 +92,7 @@ def test_steps_that_are_left_out_get_no_gradient(pool):
 
 def test_context_depends_on_features_and_novelty_of_every_step(policy, params):
   rng = np.random.default_rng(0)
-  features = rng.normal(size=(WINDOW, 1, policy.feature_size)).astype(np.float32)
+  features = rng.normal(size=(WINDOW, 1, policy.context.size)).astype(np.float32)
   novelty = np.abs(rng.normal(size=(WINDOW, 1))).astype(np.float32)
   history = context.Window(features, novelty, np.zeros((WINDOW, 1), np.int32))
   pool = jax.jit(lambda history: policy.context.pool(params, history, history.features[-1:]))
@@ -105,10 +106,10 @@ def test_context_depends_on_features_and_novelty_of_every_step(policy, params):
     assert np.abs(by_novelty - before).max() > 1e-3
 
 
-def test_advancing_step_by_step_pools_as_a_whole_sequence(policy, params):
+def test_advancing_step_by_step_pools_as_a_whole_sequence(dreamer, policy, params):
   """Also across the beginnings of episodes, from a memory without any step."""
   rng = np.random.default_rng(0)
-  features = rng.normal(size=(7, 4, policy.feature_size)).astype(np.float32)
+  features = random_features(dreamer, rng, 7, 4)
   novelty = rng.uniform(size=(7, 4)).astype(np.float32)
   begins = rng.uniform(size=(7, 4)) < 0.3
   begins[0] = True
@@ -121,18 +122,18 @@ def test_advancing_step_by_step_pools_as_a_whole_sequence(policy, params):
     return policy.context.pool(params, history, features), jax.vmap(memory_at)(jnp.arange(7))
 
   together, memories = jax.device_get(along_history(features, novelty, begins))
-  assert together.shape == (7, 4, policy.feature_size)
+  assert together.shape == (7, 4, policy.context.size)
   memory, advance = policy.context.initial(4), jax.jit(policy.context.advance)
   for step in range(7):
     at = jax.tree.map(lambda x, step=step: x[step], memories)
-    arguments = features[step], novelty[step], begins[step]
+    arguments = jax.tree.map(lambda x, step=step: x[step], (features, novelty, begins))
     _, again = advance(params, at, *arguments)
     memory, alone = advance(params, memory, *arguments)
     np.testing.assert_allclose(together[step], alone, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(again, alone, rtol=1e-4, atol=1e-5)
 
 
-def test_steps_before_a_sequence_are_not_read(policy, params):
+def test_steps_before_a_sequence_are_not_read(dreamer, policy, params):
   """Zeros in their place would pull a context towards zero."""
 
   @jax.jit
@@ -140,9 +141,9 @@ def test_steps_before_a_sequence_are_not_read(policy, params):
     history = policy.context.replayed(features, novelty, begins)
     return policy.context.pool(params, history, features)
 
-  ones = np.ones((2, 1, policy.feature_size), np.float32)
-  pooled = pool(ones, ones[..., 0], np.zeros((2, 1), bool))
-  np.testing.assert_allclose(pooled, ones, rtol=1e-5)
+  ones = jax.tree.map(np.ones_like, random_features(dreamer, np.random.default_rng(0), 2, 1))
+  pooled = pool(ones, np.ones((2, 1), np.float32), np.zeros((2, 1), bool))
+  np.testing.assert_allclose(pooled, np.ones((2, 1, policy.context.size)), rtol=1e-5)
 
 
 # Replayed steps.
@@ -198,10 +199,13 @@ def test_acting_and_training_pool_the_same_windows(dreamer, policy, all_params, 
   memories, decisions = (jax.tree.map(lambda *x: np.stack(x), *x) for x in (memories, decisions))
 
   @jax.jit
-  def train(params, features, novelty, first, action, mask):
+  def train(params, joined, novelty, first, action, mask):
+    sizes = [x.shape[-1] for x in dreamer.model.networks.empty_features(1)]
+    state, numbers, transition = jnp.split(joined, np.cumsum(sizes)[:2], axis=-1)
+    features = modules.Features(state, numbers, transition, joined[..., :0])
     history = policy.context.replayed(features, novelty, first)
     read = lambda context: policy.policy(params, features, context, mask).log_prob(action)
-    return read(policy.context.pool(params, history, features)), read(features)
+    return read(policy.context.pool(params, history, features)), read(joined)
 
   log_prob, without_context = train(
     all_params['actor_critic'],
@@ -238,7 +242,8 @@ def test_history_of_a_dream_is_its_memory_and_then_its_steps(policy, imagined):
   history = jax.device_get(jax.jit(functools.partial(dream.history, policy))(imagined))
   before = jax.tree.map(lambda x: x[: WINDOW - 1], history)
   jax.tree.map(np.testing.assert_array_equal, before, start.memory)
-  np.testing.assert_array_equal(history.features[WINDOW - 1 :], imagined.features)
+  state = imagined.features.state
+  np.testing.assert_array_equal(history.features[WINDOW - 1 :, :, : state.shape[-1]], state)
   np.testing.assert_array_equal(history.novelty[WINDOW - 1 :], imagined.novelty[:-1])
   own = start.memory.episode[-1] + start.begins
   assert (history.episode[WINDOW - 1 :] == own).all()
@@ -249,7 +254,8 @@ def test_imagined_values_read_the_context_of_their_step(policy, params, imagined
   def values(params, imagined):
     history, features = dream.history(policy, imagined), imagined.features
     context = policy.context.pool(params, history, features)
-    return [policy.values(params, features, x)[ac.TASK].mean() for x in (context, features)]
+    now = history.features[WINDOW - 1 :]
+    return [policy.values(params, features, x)[ac.TASK].mean() for x in (context, now)]
 
   expected, without_context = jax.device_get(values(params, imagined))
   found = imagined.values[ac.TASK]
@@ -292,7 +298,7 @@ def test_chunks_each_with_the_window_before_it_add_up_to_the_whole(params, gradi
 
 def test_replayed_loss_trains_salience(policy, params, make_sequence, dreamer):
   sequence = make_sequence(dreamer)
-  features = np.random.default_rng(0).normal(size=(6, 3, policy.feature_size)).astype(np.float32)
+  features = random_features(dreamer, np.random.default_rng(0), 6, 3)
 
   @jax.jit
   def gradient(params, features, sequence):
@@ -329,7 +335,7 @@ def test_without_context_there_are_no_parameters_and_no_memory(make_dreamer, par
   assert isinstance(policy.context, context.NoContext)
   params = param_shapes(dreamer)['actor_critic']
   assert set(params) == {'actor', 'explorer', 'critic', 'explorer_critic'}
-  features = jax.ShapeDtypeStruct((2, 5, policy.feature_size), jnp.float32)
+  features = random_features(dreamer, np.random.default_rng(0), 2, 5)
 
   def read(params, features):
     history = policy.context.replayed(features, jnp.ones((2, 5)), jnp.zeros((2, 5), bool))

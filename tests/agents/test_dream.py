@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from hephaestus.agents.dreamer import actor_critic as ac
-from hephaestus.agents.dreamer import dream, intrinsic, rssm, world_model
+from hephaestus.agents.dreamer import dream, rssm, world_model
+from hephaestus.agents.dreamer.rewards import novelty as novelty_lib
 
 HORIZON_MAX, NUM_MEMBERS = 6, 3
 NUM_STEPS, BATCH = 6, 3
-STOCHASTIC = slice(8, 20)  # in the features
+STOCHASTIC = slice(8, 20)  # in the state
 NUM_ACTIONS = 3
 KEYS = jax.random.split(jax.random.key(5), BATCH)
 DREAM_KEYS = jax.random.split(jax.random.key(6), BATCH)
@@ -63,7 +64,7 @@ def posterior(dreamer, params, sequence, judge):
 
 
 information_gain = jax.jit(
-  lambda priors: intrinsic.novelty_of('information_gain', priors.moments())
+  lambda priors: novelty_lib.novelty_of('information_gain', priors.moments())
 )
 
 
@@ -122,9 +123,10 @@ def latents(params, imagined):
   statistics = params['world_model']['statistics']
   scale = np.sqrt(statistics['square'] - statistics['mean'] ** 2) + 1e-4
   found = [imagined.start.latent]
-  for features in imagined.features[1:4]:
-    deterministic, stochastic = features[:, :8], features[:, STOCHASTIC]
-    purse = features[:, 20:22]  # in standard deviations, before the same by levels
+  for t in range(1, 4):
+    state = imagined.features.state[t]
+    deterministic, stochastic = state[:, :8], state[:, STOCHASTIC]
+    purse = imagined.features.numbers[t, :, :2]  # in standard deviations, before the same by levels
     found.append(rssm.Latent(deterministic, stochastic, purse * scale + statistics['mean']))
   return found
 
@@ -147,7 +149,7 @@ def test_start_is_a_step_of_its_sequence(starts, numbered_posterior, count):
     seen.add((stream, step))
     assert start.latent.stochastic[i, 0] == -number[step, stream]
     assert start.latent.numbers[i, 0] == 2 * number[step, stream]
-    np.testing.assert_array_equal(start.features[i], number[step, stream] * np.array([1, -1]))
+    assert start.features.state[i] == -start.features.numbers[i] == number[step, stream]
     assert start.novelty[i] == number[step, stream] / 2
     assert start.weight[i] == (0.0 if (stream, step) == (1, 2) else 1.0)
     assert start.begins[i] == (step == 0 or (stream, step) == (1, 3))
@@ -215,9 +217,10 @@ def test_sampled_starts_depend_on_their_key_and_not_on_other_sequences(starts, n
 
 
 def test_rollout_begins_at_its_start_and_stores_the_steps_of_the_loss(dreamer, imagined, start):
-  np.testing.assert_array_equal(imagined.features[0], start.features)
+  for part, own in zip(imagined.features, start.features, strict=True):
+    np.testing.assert_array_equal(part[0], own)
+    assert len(part) == HORIZON_MAX
   np.testing.assert_array_equal(imagined.novelty[0], start.novelty)
-  assert len(imagined.features) == HORIZON_MAX
   assert dream.history(dreamer.actor_critic, imagined) == ()
 
 
@@ -230,21 +233,22 @@ def test_imagined_step_follows_from_the_previous_step_and_its_action(
   @jax.jit
   def next_step(params, latent, choice, after):
     action = model.networks.actions.encode(choice)
-    latent, previous, priors = model.rssm.imagine(
+    imagined = model.rssm.imagine(
       params,
       model.rssm.matrices(params),
       rssm.Recurrent(latent, action),
       jnp.zeros(len(action), jnp.int32),
       jax.vmap(model.rssm.imagined_noise)(start.keys),
     )
-    novelty = intrinsic.novelty_of('information_gain', priors.moments())
-    return latent.deterministic, novelty, model.rssm.features(params, after, previous)
+    features = model.rssm.features(params, after, imagined.previous)
+    return imagined.latent.deterministic, model.novelty(imagined), features
 
   step = functools.partial(next_step, params['world_model'])
   for t in range(3):
     deterministic, novelty, features = step(latents[t], imagined.choice[t], latents[t + 1])
     np.testing.assert_allclose(deterministic, latents[t + 1].deterministic, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(imagined.features[t + 1], features, rtol=1e-3, atol=1e-4)
+    for part, expected in zip(imagined.features, features, strict=True):
+      np.testing.assert_allclose(part[t + 1], expected, rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(novelty, imagined.novelty[t + 1], rtol=1e-3, atol=1e-5)
   other = step(latents[0], (imagined.choice[0] + 1) % NUM_ACTIONS, latents[1])[0]
   assert np.abs(other - latents[1].deterministic).max() > 1e-3
@@ -322,7 +326,7 @@ def test_rollout_follows_one_member(dreamer, params, slow_critic, start, rollout
   changed = params | {'world_model': params['world_model'] | {'prior': prior}}
   imagined = rollout(changed, slow_critic, start, 4)
   shape = (3, 18, dreamer.config.stochastic_size, dreamer.config.classes)
-  classes = np.asarray(imagined.features[1:4, :, STOCHASTIC]).reshape(shape).argmax(-1)
+  classes = np.asarray(imagined.features.state[1:4, :, STOCHASTIC]).reshape(shape).argmax(-1)
   followed = np.median(classes[..., 0], axis=0)
   assert (classes[..., 0] == followed).mean() > 0.9  # one per cent of all classes is uniform
   assert set(followed) == set(range(NUM_MEMBERS))
@@ -337,7 +341,7 @@ def test_rollout_does_not_depend_on_the_rest_of_the_batch(
   moved = jnp.roll(start.keys, 1)
   others = start._replace(
     latent=jax.tree.map(lambda x: x + 1, start.latent),
-    features=start.features + 1,
+    features=jax.tree.map(lambda x: x + 1, start.features),
     novelty=start.novelty * 2,
     keys=moved,
   )
@@ -349,20 +353,18 @@ def test_rollout_does_not_depend_on_the_rest_of_the_batch(
 
   mixed = others._replace(
     latent=jax.tree.map(put, others.latent, start.latent),
-    features=put(others.features, start.features),
+    features=jax.tree.map(put, others.features, start.features),
     novelty=put(others.novelty, start.novelty),
     keys=others.keys.at[column].set(start.keys[column]),
   )
   result = rollout(params, slow_critic, mixed, 4)
-  for name in ('choice', 'reward', 'discount', 'values', 'slow_values', 'novelty'):
+  for name in ('features', 'choice', 'reward', 'discount', 'values', 'slow_values', 'novelty'):
     got, expected = (
       jax.tree.map(lambda x: x[:, column], getattr(x, name)) for x in (result, imagined)
     )
     jax.tree.map(np.testing.assert_array_equal, got, expected)
-  np.testing.assert_array_equal(result.features[:, column], imagined.features[:, column])
-  assert (result.features[2] != imagined.features[2])[
-    np.arange(18) != column
-  ].any(-1).all()  # fmt: skip
+  differs = result.features.state[2] != imagined.features.state[2]
+  assert differs[np.arange(18) != column].any(-1).all()
 
 
 def test_rollouts_from_one_state_differ_by_their_keys(params, slow_critic, start, rollout):
@@ -370,7 +372,7 @@ def test_rollouts_from_one_state_differ_by_their_keys(params, slow_critic, start
   latent, features = jax.tree.map(broadcast, (start.latent, start.features))
   same = start._replace(latent=latent, features=features)
   imagined = rollout(params, slow_critic, same, 4)
-  assert len(np.unique(np.asarray(imagined.features)[1, :, STOCHASTIC], axis=0)) > 9
+  assert len(np.unique(imagined.features.state[1, :, STOCHASTIC], axis=0)) > 9
 
 
 def test_bfloat16_dreams_have_float32_rewards_values_and_novelty(
@@ -381,14 +383,14 @@ def test_bfloat16_dreams_have_float32_rewards_values_and_novelty(
 
   def imagine(params, sequence):
     posterior = dreamer.model.rssm.infer(params['world_model'], KEYS, sequence)
-    novelty = intrinsic.novelty_of('information_gain', posterior.priors.moments())
+    novelty = novelty_lib.novelty_of('information_gain', posterior.priors.moments())
     last, policy = sequence.step_type == 2, dreamer.actor_critic
     start, _ = dream.starts(policy, {}, posterior, last, novelty, DREAM_KEYS, num_steps=1)
     critic = params['actor_critic']
     return dream.rollout(dreamer.model, policy, params, critic, start, jnp.int32(2))
 
   imagined = jax.eval_shape(imagine, params, sequence)
-  assert imagined.features.dtype == jnp.bfloat16
+  assert {part.dtype for part in imagined.features} == {jnp.dtype(jnp.bfloat16)}
   numbers = (imagined.start.latent.numbers, imagined.reward, imagined.discount, imagined.novelty)
   float32 = jax.tree.leaves((numbers, imagined.values, imagined.slow_values))
   assert {leaf.dtype for leaf in float32} == {jnp.dtype('float32')}
@@ -400,9 +402,9 @@ def test_bfloat16_dreams_have_float32_rewards_values_and_novelty(
 def test_longer_rollout_continues_a_shorter_one(params, slow_critic, start, rollout, imagined):
   longer = rollout(params, slow_critic, start, HORIZON_MAX)
   np.testing.assert_array_equal(longer.choice[:4], imagined.choice[:4])
-  np.testing.assert_array_equal(longer.features[:4], imagined.features[:4])
+  np.testing.assert_array_equal(longer.features.state[:4], imagined.features.state[:4])
   np.testing.assert_array_equal(longer.reward[:5], imagined.reward[:5])
-  assert (longer.features[-1, :, STOCHASTIC] != 0).any(-1).all()
+  assert (longer.features.state[-1, :, STOCHASTIC] != 0).any(-1).all()
 
 
 def test_steps_beyond_the_horizon_are_zero(imagined):
@@ -411,8 +413,8 @@ def test_steps_beyond_the_horizon_are_zero(imagined):
     assert numbers.shape == (HORIZON_MAX + 1, 18)
     assert (numbers[5:] == 0).all() and (numbers[1:5] != 0).all()
   assert (imagined.novelty[5:] == 0).all() and (imagined.novelty[1:5] != 0).all()
-  assert (imagined.features[4:] == 0).all()
-  assert (imagined.features[:4, :, STOCHASTIC] != 0).any(-1).all()
+  assert all((part[4:] == 0).all() for part in imagined.features)
+  assert (imagined.features.state[:4, :, STOCHASTIC] != 0).any(-1).all()
 
 
 def test_rollout_is_traced_once_for_all_horizons(params, slow_critic, start, rollout):
@@ -471,7 +473,7 @@ def made_dream(horizon, *, discount=1.0, weight=(1.0, 1.0)):
     start=start, features=(), novelty=(), mask=(),
     choice=np.zeros((HORIZON_MAX, 2), np.int32),
     reward=(), discount=fill(discount), values={}, slow_values={}, horizon=np.int32(horizon),
-    context_inputs=(),
+    context_inputs=(), rewards={},
   )  # fmt: skip
 
 
@@ -488,7 +490,7 @@ def bare(imagined):
   start = dream.Start((), (), (), (), (), (), imagined.start.weight, ())
   fields = imagined._asdict()
   fields |= dict.fromkeys(('features', 'novelty', 'mask', 'reward', 'context_inputs'), ())
-  return dream.Dream(**fields | {'start': start, 'values': {}, 'slow_values': {}})
+  return dream.Dream(**fields | {'start': start, 'values': {}, 'slow_values': {}, 'rewards': {}})
 
 
 compiled_returns = jax.jit(dream.returns_of)
@@ -630,8 +632,10 @@ def test_actor_and_critic_have_gradients_from_imagination(
 
 
 def test_steps_beyond_the_horizon_have_no_gradient(params, imagined, policy_gradient):
-  features, choice = np.array(imagined.features), np.array(imagined.choice)
-  features[4:], choice[4:] = 9.0, 2
+  features, choice = jax.tree.map(np.array, (imagined.features, imagined.choice))
+  for part in features:
+    part[4:] = 9.0
+  choice[4:] = 2
   changed = imagined._replace(features=features, choice=choice)
   results = [policy_gradient(params['actor_critic'], x, imagined) for x in (imagined, changed)]
   jax.tree.map(np.testing.assert_array_equal, *results)
@@ -647,7 +651,7 @@ def test_continuous_actions_are_imagined_and_have_gradients(
   @jax.jit
   def learn(params, sequence):
     posterior = model.rssm.infer(params['world_model'], KEYS, sequence)
-    novelty = intrinsic.novelty_of('information_gain', posterior.priors.moments())
+    novelty = novelty_lib.novelty_of('information_gain', posterior.priors.moments())
     last = sequence.step_type == 2
     start, _ = dream.starts(policy, {}, posterior, last, novelty, DREAM_KEYS, num_steps=2)
     critic = params['actor_critic']
@@ -657,7 +661,7 @@ def test_continuous_actions_are_imagined_and_have_gradients(
 
   imagined, grads = learn(params, sequence)
   imagined = imagined._replace(start=())
-  assert np.all(imagined.mask) and (np.asarray(imagined.features)[:3] != 0).any(-1).all()
+  assert np.all(imagined.mask) and (np.asarray(imagined.features.state)[:3] != 0).any(-1).all()
   assert imagined.choice.shape == (HORIZON_MAX, 6, 2) and imagined.choice.dtype == jnp.float32
   for name in ('actor', 'critic'):
     assert largest(jax.device_get(grads[name])) > 1e-4

@@ -15,7 +15,8 @@ from dm_env import specs
 from hephaestus.actors.environments import oasis
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
-from hephaestus.agents.dreamer import empowerment, modules, rssm
+from hephaestus.agents.dreamer import rssm
+from hephaestus.agents.dreamer.rewards import empowerment
 
 SIDE = 5
 ALL = [True] * 5
@@ -43,7 +44,8 @@ class Grid(rssm.RSSM):
     moved = jnp.clip(place, 0, SIDE - 1) / 8
     # As in any recurrence, the action is read from the state that follows.
     state = recurrent.latent.deterministic.at[:, : len(MOVES)].set(recurrent.action)
-    return recurrent.latent._replace(deterministic=state, numbers=moved), None, None
+    latent = recurrent.latent._replace(deterministic=state, numbers=moved)
+    return rssm.Step(latent, None, None, None, None, None)
 
 
 @pytest.fixture(scope='module')
@@ -55,7 +57,7 @@ def train():
   dreamer = make(*SPECS)
   optimizer = optax.scale_by_adam()
   num_steps, batch = 8, 32
-  own = (modules.INVERSE, modules.EMPOWERMENT)
+  own = (empowerment.INVERSE, empowerment.HEAD)
 
   def posterior(params, places):
     state = dreamer.model.rssm.initial(places.shape[0] * places.shape[1]).latent
@@ -63,7 +65,7 @@ def train():
     latent = state._replace(numbers=places / 8)
     previous = jnp.zeros((*places.shape[:2], dreamer.model.networks.previous_size))
     features = dreamer.model.rssm.features(params, latent, previous)
-    return rssm.Posterior(latent, features, previous, None, None, None)
+    return rssm.Step(latent, features, previous, None, None, None)
 
   @jax.jit
   def train(updates, reach, legal):
@@ -79,7 +81,7 @@ def train():
         last = jnp.zeros((num_steps, batch), bool)
         allowed = jnp.broadcast_to(legal, (num_steps, batch, len(MOVES)))
         seen, keys_ = posterior(whole, places), jax.random.split(keys, batch)
-        return measured.loss(whole | params, keys_, seen, last, allowed)
+        return measured.variational_loss(whole | params, keys_, seen, last, allowed)
 
       grads, _ = jax.grad(loss, has_aux=True)(params)
       changes, opt_state = optimizer.update(grads, opt_state)
@@ -132,8 +134,9 @@ def test_world_model_learns_nothing_for_it(make_dreamer, make_params, make_seque
   """No other network nor a latent gets a gradient; a state that gave the action away would pay."""
   dreamer = make_dreamer('masked', empowerment_scale=1.0)
   params, sequence = make_params(dreamer)['world_model'], make_sequence(dreamer)
+  reward = dreamer.model.rewards[empowerment.NAME]
   without = make_dreamer('masked').model
-  own = (modules.INVERSE, modules.EMPOWERMENT)
+  own = (empowerment.INVERSE, empowerment.HEAD)
   keys = jax.random.split(jax.random.key(2), 3)
   rest = {name: x for name, x in params.items() if name not in own}
   posterior = judge(without, rest, keys, sequence).posterior
@@ -142,7 +145,7 @@ def test_world_model_learns_nothing_for_it(make_dreamer, make_params, make_seque
   def gradient(params, latent, features, sequence):
     def loss(params, latent, features):
       seen = posterior._replace(latent=latent, features=features)
-      return dreamer.model._empowerment_loss(params, keys, seen, sequence)[0]
+      return reward.loss(params, keys, seen, sequence, seen.latent.numbers)[0]
 
     return jax.grad(loss, argnums=(0, 1, 2))(params, latent, features)
 
@@ -155,10 +158,11 @@ def test_world_model_learns_nothing_for_it(make_dreamer, make_params, make_seque
 def test_reward_is_a_share_of_the_largest(make_dreamer, make_params):
   dreamer = make_dreamer('masked', empowerment_scale=1.0)
   params = make_params(dreamer)['world_model']
-  output = params[modules.EMPOWERMENT]['rest']['Dense_0']
+  output = params[empowerment.HEAD]['rest']['Dense_0']
   output['kernel'][:], output['bias'][:] = 0, np.log(4)
-  features = np.ones((7, dreamer.model.networks.feature_size), np.float32)
-  empowered = jax.jit(dreamer.model.empowered)(params, features)
+  features = jax.tree.map(jnp.ones_like, dreamer.model.networks.empty_features(7))
+  step = rssm.Step(None, features, None, None, None, None)
+  empowered = jax.jit(dreamer.model.rewards[empowerment.NAME].reward)(params, step, step)
   np.testing.assert_allclose(empowered, np.ones(7), rtol=1e-5)
 
 
@@ -168,8 +172,8 @@ def test_empowerment_is_an_intrinsic_reward_with_a_head_of_its_own():
   assert make_one().actor_critic.heads == ('task', 'novelty', 'empowerment')
   off = make_one(empowerment_scale=0.0)
   assert off.actor_critic.heads == ('task', 'novelty')
-  assert off.model.empowerment is None
-  assert not {'inverse', 'empowerment'} & off.model.networks.modules.keys()
+  params = jax.eval_shape(off.model.init, jax.random.key(0))
+  assert not {'inverse', 'empowerment'} & params.keys()
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import intrinsic
+from hephaestus.agents.dreamer.rewards import novelty as novelty_lib
 
 CONFIG = dreamer_config.DreamerConfig(horizon_max=64, horizon_min=8)
 
@@ -38,45 +39,45 @@ AGREEING = ['clean', 'information_gain']  # novelties that are zero where member
 @pytest.mark.parametrize('name', AGREEING)
 def test_identical_members_have_no_novelty(name):
   means = jnp.broadcast_to(jax.random.normal(jax.random.key(0), (6, 4)), (5, 6, 4))
-  novelty = intrinsic.NOVELTIES[name](means, jnp.full(means.shape, 0.3))
+  novelty = novelty_lib.NOVELTIES[name](means, jnp.full(means.shape, 0.3))
   np.testing.assert_allclose(novelty, np.zeros(6), atol=1e-5)
 
 
 @pytest.mark.parametrize('name', AGREEING)
 def test_one_member_has_no_novelty(name):
-  novelty = intrinsic.NOVELTIES[name](jnp.ones((1, 6, 4)), jnp.ones((1, 6, 4)))
+  novelty = novelty_lib.NOVELTIES[name](jnp.ones((1, 6, 4)), jnp.ones((1, 6, 4)))
   np.testing.assert_array_equal(novelty, np.zeros(6))
 
 
 def test_clean_novelty_by_hand():
   # Two coordinates: variance of the means 4 and 1, expected noise (1 + 3) / 2 and (5 + 1) / 2.
   means, variances = jnp.array([[0.0, 1.0], [4.0, 3.0]]), jnp.array([[1.0, 5.0], [3.0, 1.0]])
-  np.testing.assert_allclose(intrinsic.clean_novelty(means, variances), (4 - 2) + 0)
+  np.testing.assert_allclose(novelty_lib.clean_novelty(means, variances), (4 - 2) + 0)
 
 
 def test_information_gain_by_hand():
   means, variances = jnp.array([[0.0, 1.0], [4.0, 3.0]]), jnp.array([[1.0, 5.0], [3.0, 1.0]])
   expected = 0.5 * (np.log(1 + 4 / 2) + np.log(1 + 1 / 3))
-  np.testing.assert_allclose(intrinsic.information_gain(means, variances), expected, rtol=1e-5)
+  np.testing.assert_allclose(novelty_lib.information_gain(means, variances), expected, rtol=1e-5)
 
 
 def test_prediction_error_by_hand():
   means, variances = jnp.array([[0.0, 1.0], [4.0, 3.0]]), jnp.array([[1.0, 5.0], [3.0, 1.0]])
-  np.testing.assert_allclose(intrinsic.prediction_error(means, variances), (2 + 4) + (3 + 1))
+  np.testing.assert_allclose(novelty_lib.prediction_error(means, variances), (2 + 4) + (3 + 1))
 
 
 def test_noise_that_members_agree_on_is_novel_by_prediction_error_only():
   means, variances = jnp.zeros((5, 6, 4)), jnp.ones((5, 6, 4))
-  np.testing.assert_array_equal(intrinsic.prediction_error(means, variances), np.full(6, 4.0))
+  np.testing.assert_array_equal(novelty_lib.prediction_error(means, variances), np.full(6, 4.0))
   for name in AGREEING:
-    np.testing.assert_array_equal(intrinsic.NOVELTIES[name](means, variances), np.zeros(6))
+    np.testing.assert_array_equal(novelty_lib.NOVELTIES[name](means, variances), np.zeros(6))
 
 
 def test_information_gain_counts_disagreement_below_the_noise_and_clean_novelty_does_not():
   means = 0.1 * jax.random.normal(jax.random.key(0), (5, 6, 4))
   variances = jnp.ones(means.shape)
-  np.testing.assert_array_equal(intrinsic.clean_novelty(means, variances), np.zeros(6))
-  assert (intrinsic.information_gain(means, variances) > 1e-3).all()
+  np.testing.assert_array_equal(novelty_lib.clean_novelty(means, variances), np.zeros(6))
+  assert (novelty_lib.information_gain(means, variances) > 1e-3).all()
 
 
 @hypothesis.settings(max_examples=20, deadline=None)
@@ -86,18 +87,18 @@ def test_information_gain_does_not_depend_on_the_scale_of_the_latent(seed, scale
   means = jnp.asarray(rng.normal(size=(3, 2, 4)), jnp.float32)
   variances = jnp.asarray(rng.uniform(0.5, 2, size=(3, 2, 4)), jnp.float32)
   np.testing.assert_allclose(
-    intrinsic.information_gain(scale * means, scale**2 * variances),
-    intrinsic.information_gain(means, variances),
+    novelty_lib.information_gain(scale * means, scale**2 * variances),
+    novelty_lib.information_gain(means, variances),
     rtol=1e-3,
   )
 
 
-@pytest.mark.parametrize('name', sorted(intrinsic.NOVELTIES))
+@pytest.mark.parametrize('name', sorted(novelty_lib.NOVELTIES))
 def test_novelty_of_bfloat16_moments_is_computed_in_float32(name):
   # 1000 and 1004 differ in bfloat16; their squares, deviations and variance would not survive it.
   means = jnp.array([[1000.0], [1004.0], [1008.0]], jnp.bfloat16)
   variances = jnp.array([[1.0], [1.0], [1.0]], jnp.bfloat16)
-  novelty = intrinsic.NOVELTIES[name](means, variances)
+  novelty = novelty_lib.NOVELTIES[name](means, variances)
   assert novelty.dtype == jnp.float32
   exact = np.var([1000.0, 1004.0, 1008.0])
   expected = {
@@ -199,12 +200,12 @@ def test_evidence_rises_slowly_with_the_largest_difference_and_never_falls():
 
 def test_usual_differences_count_as_noise_of_the_information_gain():
   means, variances = np.float32([[1.0], [-1.0]]), np.float32([[0.5], [0.5]])
-  of = lambda *usual: float(intrinsic.information_gain(means, variances, *usual))
+  of = lambda *usual: float(novelty_lib.information_gain(means, variances, *usual))
   np.testing.assert_allclose(of(), 0.5 * np.log(1 + 1 / 0.5), rtol=1e-4)
   np.testing.assert_allclose(of(1.0), 0.5 * np.log(1 + 1 / 1.5), rtol=1e-4)
   groups = ((means, variances, 0.0), (means, variances, 1.0))
   np.testing.assert_allclose(
-    intrinsic.novelty_of('information_gain', groups), of() + of(1.0), rtol=1e-5
+    novelty_lib.novelty_of('information_gain', groups), of() + of(1.0), rtol=1e-5
   )
 
 

@@ -62,7 +62,7 @@ by_level = jax.jit(lambda numbers: observation_lib.by_level(numbers, 9))
 def loss_of(outputs, before, numbers, follows, statistics):
   predicted = NUMBERS.predict(outputs, before, follows, statistics)
   loss, error = NUMBERS.loss(predicted, numbers, statistics)
-  return loss, (error, NUMBERS.expected(predicted, statistics), predicted[0])
+  return loss, (error, NUMBERS.expected(predicted, before, statistics), predicted[0])
 
 
 compiled_loss = jax.jit(jax.value_and_grad(loss_of, has_aux=True))

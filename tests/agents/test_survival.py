@@ -14,18 +14,21 @@ from hephaestus.actors.environments import environment, oasis, wrappers
 from hephaestus.agents import observation
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
-from hephaestus.agents.dreamer import intrinsic, numbers
+from hephaestus.agents.dreamer import numbers
+from hephaestus.agents.dreamer.rewards import survival as survival_lib
 
 ONES = np.ones(3, np.float32)
 
 
 def survival(vitals, discount, set_points=ONES):
-  arguments = (jnp.asarray(vitals, jnp.float32), jnp.asarray(discount, jnp.float32))
-  return np.asarray(intrinsic.survival(*arguments, set_points))
+  """Rewards [T] along steps; 0 at step 0, whose previous step is not known."""
+  vitals, discount = jnp.asarray(vitals, jnp.float32), jnp.asarray(discount, jnp.float32)
+  found = survival_lib.reduction(vitals[:-1], vitals[1:], discount[1:], set_points)
+  return np.concatenate([np.zeros(1, np.float32), found])
 
 
 def test_lack_by_hand():
-  lack = lambda *vitals: float(intrinsic.lack(jnp.array(vitals), ONES))
+  lack = lambda *vitals: float(survival_lib.lack(jnp.array(vitals), ONES))
   assert lack(1, 1, 1) == 0
   assert lack(0, 1, 1) == pytest.approx(1)
   assert lack(0.5, 1, 1) == pytest.approx(0.5 ** (4 / 3))
@@ -57,9 +60,7 @@ def test_returns_of_eating_and_starving_differ_in_sign():
   falling = np.linspace(0.9, 0.5, 5)[:, None] * np.ones(3)
   rewards = survival(falling, np.ones(5))
   assert (rewards[1:] < 0).all()
-  felt = intrinsic.Felt(jnp.zeros(5), jnp.full(5, -0.25))
-  named = intrinsic.rewards((intrinsic.SURVIVAL,), felt, jnp.float32(5.0))
-  np.testing.assert_array_equal(named[intrinsic.SURVIVAL], -0.25)
+  assert not survival_lib.Survival.is_centred
 
 
 def test_vitals_are_found_among_the_leaves_of_an_observation():

@@ -15,8 +15,9 @@ from hephaestus.actors.environments import environment, errands
 from hephaestus.agents.dreamer import actor_critic as ac
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
-from hephaestus.agents.dreamer import context, dream, intrinsic, rssm, workspace
+from hephaestus.agents.dreamer import context, dream, rssm, workspace
 from hephaestus.agents.dreamer import numbers as numbers_lib
+from hephaestus.agents.dreamer.rewards import novelty as novelty_lib
 
 N = errands.NUM_ERRANDS
 BATCH = 64
@@ -83,13 +84,13 @@ def make_features(made):
   def draw(statistics, rng, observation):
     axes = observation[errands.NAMES[0]].shape[:-1]
     normal = rng.normal(size=(*axes, 1000)).astype(np.float32)
-    return np.asarray(features(statistics, normal, observation))
+    return jax.device_get(features(statistics, normal, observation))
 
   return draw
 
 
 def features_of(made, params, seed, *axes):
-  """[..., F] features of random states of errands."""
+  """Features [..., ...] of random states of errands."""
   observation, *_ = observations_of(seed, *axes)
   statistics = params['world_model']['statistics']
   return features_from(made)(statistics, np.random.default_rng(seed), observation)
@@ -103,12 +104,11 @@ def history_of(bonus):
 
 def with_candidate(module, features, candidate, noise):
   """Features with other contents of one candidate."""
-  networks = module.networks
-  begin = networks.memory_size - networks.recalled_size
-  places = begin + np.flatnonzero(module._owner == candidate)
-  changed = np.array(features)
-  changed[..., places] += noise
-  return changed
+  size = module.networks.recalled_size
+  changed = np.where(module._owner == candidate, noise, 0).astype(np.float32)
+  return features._replace(
+    recalled=features.recalled + changed[:size], numbers=features.numbers + changed[size:]
+  )
 
 
 # Gates.
@@ -211,9 +211,7 @@ def test_closed_contents_and_belief_leave_logits_bitwise_equal(make_params):
       assert (changed != before).any(axis=-1).all()
     else:
       np.testing.assert_array_equal(changed, before, err_msg=str(candidate))
-  belief = made.model.networks.config.deterministic_size
-  features = np.array(features)
-  features[..., :belief] += 0.5
+  features = features._replace(state=features.state + 0.5)
   np.testing.assert_array_equal(log_probs(features), before)
 
 
@@ -469,7 +467,7 @@ def test_steps_one_by_one_are_those_of_a_history(dreamer, params):
     continues = ~begins[t]
     for found, expected in zip(memory, at(memories), strict=True):
       np.testing.assert_array_equal(found[continues], expected[continues])
-    memory, found = jax.device_get(advance(params, memory, features[t], at(terms), begins[t]))
+    memory, found = jax.device_get(advance(params, memory, at(features), at(terms), begins[t]))
     np.testing.assert_array_equal(found, pooled[t])
   assert memory.steps.tolist() == [7, 4, 7, 7]
   np.testing.assert_array_equal(memory.opened.sum(axis=-1), N + memory.steps - 1)
@@ -487,15 +485,14 @@ def test_imagination_opens_and_counts(make_params):
   @jax.jit
   def imagine(params, features, numbers):
     networks, first = model.networks, jnp.zeros((2, 3), bool)
-    deterministic = features[..., : networks.config.deterministic_size]
-    recalled = features[..., networks.memory_size - networks.recalled_size : networks.memory_size]
+    deterministic = features.state
     stochastic = jnp.zeros((2, 3, networks.latent_size))
-    latent = rssm.Latent(deterministic, stochastic, numbers, recalled)
+    latent = rssm.Latent(deterministic, stochastic, numbers, features.recalled)
     previous = jnp.zeros((2, 3, networks.previous_size))
     priors = model.rssm.prior(params['world_model'], deterministic, previous, first)
     features = model.rssm.features(params['world_model'], latent, previous)
-    posterior = rssm.Posterior(latent, features, previous, None, priors, first)
-    novelty = intrinsic.novelty_of('information_gain', priors.moments())
+    posterior = rssm.Step(latent, features, previous, None, priors, first)
+    novelty = novelty_lib.novelty_of('information_gain', priors.moments())
     keys = jax.random.split(jax.random.key(1), 3)
     of_policy = params['actor_critic']
     start, _ = dream.starts(policy, of_policy, posterior, first, novelty, keys, num_steps=None)

@@ -9,13 +9,15 @@ import numpy as np
 import optax
 import pytest
 from dm_env import specs
+from small_dreamer import random_features
 
 from hephaestus.actors.environments import environment
 from hephaestus.agents import networks
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import agent as dreamer_agent
-from hephaestus.agents.dreamer import intrinsic, modules, rssm, world_model
+from hephaestus.agents.dreamer import modules, rssm, world_model
 from hephaestus.agents.dreamer import numbers as numbers_lib
+from hephaestus.agents.dreamer.rewards import novelty as novelty_lib
 
 NUM_MEMBERS = 3
 KEYS = jax.random.split(jax.random.key(5), 3)
@@ -105,7 +107,7 @@ def test_independent_members_disagree_and_copies_of_one_do_not(model, fresh, seq
     name: jax.tree.map(lambda x: np.broadcast_to(x[:1], x.shape), fresh[name])
     for name in (*modules.MEMBERS, modules.AVERAGE_CHANGE)
   }
-  gain = jax.jit(lambda priors: intrinsic.novelty_of('information_gain', priors.moments()))
+  gain = jax.jit(lambda priors: novelty_lib.novelty_of('information_gain', priors.moments()))
   novelty = lambda params: np.asarray(gain(judge(model, params, KEYS, sequence).posterior.priors))
   # At a FIRST step the state is zero, so fresh members agree.
   first = sequence.step_type == rssm.FIRST
@@ -131,18 +133,18 @@ def test_without_a_mask_there_is_no_mask_head_and_all_actions_are_legal(make_dre
   dreamer = make_dreamer('continuous')
   model = dreamer.model
   assert 'mask' not in param_shapes(dreamer)['world_model']
-  mask = model.action_mask({}, jnp.zeros((2, 3, model.networks.feature_size)))
+  mask = model.action_mask({}, model.networks.empty_features(2, 3))
   assert mask.shape == (2, 3, 2) and mask.all()
 
 
-def test_fresh_heads_predict_zero_reward_and_an_uncertain_discount(model, fresh):
-  features = np.random.default_rng(1).normal(size=(4, model.networks.feature_size))
+def test_fresh_heads_predict_zero_reward_and_an_uncertain_discount(dreamer, model, fresh):
+  features = random_features(dreamer, np.random.default_rng(1), 4)
 
   @jax.jit
   def predict(params, features):
     return model.reward(params, features).mean(), model.discount(params, features)
 
-  reward, discount = predict(fresh, features.astype(np.float32))
+  reward, discount = predict(fresh, features)
   np.testing.assert_array_equal(reward, np.zeros(4))
   assert (np.asarray(discount) > 0.02).all() and (np.asarray(discount) < 0.98).all()
 
@@ -207,8 +209,9 @@ def test_without_stored_state_sequences_begin_with_zeros(make_dreamer, params, s
   forgetful = make_dreamer(stored_state=False).model.rssm
   found = jax.jit(lambda sequence: forgetful.infer(params, KEYS, sequence).features)(sequence)
   expected = judged(zeros).posterior.features
-  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-  assert (np.abs(judged(sequence).posterior.features - expected).max(-1) > 1e-3).any()
+  for part, own in zip(found, expected, strict=True):
+    np.testing.assert_allclose(part, own, rtol=1e-5, atol=1e-6)
+  assert (np.abs(judged(sequence).posterior.features.state - expected.state) > 1e-3).any()
 
 
 def test_latent_depends_on_the_previous_action_and_not_on_its_own(sequence, judged):
@@ -445,7 +448,7 @@ def test_observation_that_never_changes_has_a_finite_loss_of_changes(
 def test_value_loss_is_part_of_the_loss_and_trains_latents(model, params, sequence, judged):
   """Its gradient reaches whatever the features depend on: not decoder and heads, nor the posterior."""
   found, without = judged(sequence, value=2.0), judged(sequence)
-  value = 2 * np.sum(found.posterior.features[..., : model.networks.memory_size])
+  value = 2 * np.sum(found.posterior.features.state)
   np.testing.assert_allclose(found.loss - without.loss, value, rtol=1e-3)
   difference = jax.tree.map(np.subtract, found.grads, without.grads)
   assert {name for name in params if size(difference[name])} == {'encoder', 'recurrence'}
@@ -536,7 +539,8 @@ def test_environment_of_images_alone_has_no_numbers_to_carry(frames):
   assert not {'encoder', 'decoder'} & set(params) and set(params['statistics']) == {'count'}
   posterior = judged(KEYS).posterior
   assert posterior.latent.numbers.shape == (6, 3, 0)
-  np.testing.assert_array_equal(posterior.features, belief(posterior))
+  features = np.concatenate([posterior.features.state, posterior.features.transition], axis=-1)
+  np.testing.assert_array_equal(features, belief(posterior))
 
 
 def test_every_module_has_a_gradient_with_gaussian_latents_in_bfloat16(frames):
@@ -620,7 +624,7 @@ def test_bfloat16_latents_have_float32_losses_and_gradients(
   gradient = jax.value_and_grad(model.loss, has_aux=True)
   (loss, aux), grads = jax.eval_shape(gradient, params, KEYS, sequence)
   posterior, expected_rewards, moments, metrics = aux
-  low = (posterior.latent.deterministic, posterior.latent.stochastic, posterior.features)
+  low = (posterior.latent.deterministic, posterior.latent.stochastic, *posterior.features)
   assert {x.dtype for x in low} == {jnp.dtype(jnp.bfloat16)}
   observed = (posterior.latent.numbers, moments)
   float32 = (
@@ -638,7 +642,7 @@ def test_bfloat16_latents_have_float32_losses_and_gradients(
     model.reward(params, features).mean(),
     model.discount(params, features),
   )
-  features = jax.ShapeDtypeStruct((2, model.networks.feature_size), jnp.bfloat16)
+  features = jax.eval_shape(lambda: model.networks.empty_features(2))
   assert {head.dtype for head in jax.eval_shape(heads, features)} == {jnp.dtype('float32')}
 
 
@@ -662,8 +666,8 @@ def test_moments_equal_those_of_each_members_prior(model, params, sequence, judg
     recurrent = rssm.Recurrent(latent, model.networks.actions.encode(action))
     noise = rssm.Noise(jnp.full((3, 4), 0.5), jnp.full(3, 0.5))
     member, matrices = jnp.zeros(3, jnp.int32), model.rssm.matrices(params)
-    imagined, previous, prior = model.rssm.imagine(params, matrices, recurrent, member, noise)
-    return imagined, previous, prior, prior.belief.moments()
+    imagined = model.rssm.imagine(params, matrices, recurrent, member, noise)
+    return imagined, imagined.priors.belief.moments()
 
   moments = jax.jit(lambda priors: priors.moments())(posterior.priors)
   (means, variances, _), (changes, noise, usual) = jax.device_get(moments)
@@ -672,12 +676,12 @@ def test_moments_equal_those_of_each_members_prior(model, params, sequence, judg
   assert changes.shape == noise.shape == (NUM_MEMBERS, 6, 3, numbers_lib.NUM_PROJECTIONS)
   latent = jax.tree.map(lambda x: x[2], posterior.latent)
   found = jax.device_get(imagine(params, latent, sequence.action[2]))
-  imagined, previous, prior, moments = found
+  (imagined, moments), prior = found, found[0].priors
   close = {'rtol': 1e-4, 'atol': 1e-5}
   # Stream 2, whose step 3 is not FIRST.
-  states = imagined.deterministic[2], posterior.latent.deterministic[3, 2]
+  states = imagined.latent.deterministic[2], posterior.latent.deterministic[3, 2]
   np.testing.assert_allclose(*states, **close)
-  np.testing.assert_allclose(previous[2], posterior.previous[3, 2], **close)
+  np.testing.assert_allclose(imagined.previous[2], posterior.previous[3, 2], **close)
   for one, expected in zip(moments, (means, variances), strict=True):
     np.testing.assert_allclose(one[:, 2], expected[:, 3, 2], **close)
   np.testing.assert_allclose(prior.change.mean[:, 2], changes[:, 3, 2], **close)
@@ -746,13 +750,14 @@ def test_features_hold_memory_inputs_of_the_numbers_and_of_the_transition(make_d
     latent = rssm.Latent(deterministic, stochastic, numbers)
     return model.rssm.features({'statistics': statistics}, latent, previous)
 
-  found = np.asarray(features(observation))
-  numbers = 3 * (1 + 33) + 2
-  assert found.shape == (6, 3, model.networks.feature_size) == (6, 3, 8 + numbers + 3 + 16)
-  np.testing.assert_array_equal(found[..., :8], deterministic)
-  view = found[..., 8 + numbers - 2 : 8 + numbers]
+  found = jax.device_get(features(observation))
+  assert [part.shape for part in found] == [
+    (6, 3, size) for size in (8, 3 * (1 + 33) + 2, 3 + 16, 0)
+  ]
+  np.testing.assert_array_equal(found.state, deterministic)
+  view = found.numbers[..., -2:]
   np.testing.assert_allclose(view, np.square(observation[..., 1:]), rtol=1e-4)
-  np.testing.assert_array_equal(found[..., 8 + numbers :], previous)
+  np.testing.assert_array_equal(found.transition, previous)
 
 
 def test_inputs_of_a_transition_are_those_of_the_previous_step_and_nothing_at_first(

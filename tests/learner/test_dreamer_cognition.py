@@ -168,7 +168,7 @@ def test_imagination_carries_what_the_start_recalled(dreamer, one_device):
   """The reward of an imagined step is that of the action before, whose step recalled it."""
   params = one_device.begin().arrays().params['world_model']
   model = dreamer.model.rssm
-  size, end = model.networks.recalled_size, model.networks.memory_size
+  size = model.networks.recalled_size
   recalled = np.arange(4.0 * size, dtype=np.float32).reshape(4, -1)
 
   @jax.jit
@@ -177,20 +177,20 @@ def test_imagination_carries_what_the_start_recalled(dreamer, one_device):
     before = initial.latent._replace(recalled=jnp.asarray(recalled))
     noise = jax.vmap(model.imagined_noise)(jax.random.split(jax.random.key(0), 4))
     recurrent = rssm.Recurrent(before, initial.action)
-    latent, previous, _ = model.imagine(
+    imagined = model.imagine(
       params, model.matrices(params), recurrent, jnp.zeros(4, jnp.int32), noise
     )
-    features = model.features(params, latent, previous, before.recalled)
-    now = features.at[:, end - size : end].add(1.0)
-    then = features.at[:, -size:].add(jax.random.normal(jax.random.key(1), (4, size)))
+    features = imagined.features
+    now = features._replace(recalled=features.recalled + 1.0)
+    moved = features.transition.at[:, -size:].add(jax.random.normal(jax.random.key(1), (4, size)))
+    then = features._replace(transition=moved)
     continues = [dreamer.model.discount(params, each) for each in (features, now, then)]
-    return latent.recalled, features, continues
+    return imagined.latent.recalled, features, continues
 
   carried, features, (continues, after_now, after_then) = jax.device_get(imagine(params))
   np.testing.assert_array_equal(carried, recalled)
-  assert features.shape[-1] == model.networks.feature_size
-  np.testing.assert_array_equal(features[:, end - size : end], recalled)
-  np.testing.assert_array_equal(features[:, -size:], recalled)
+  np.testing.assert_array_equal(features.recalled, recalled)
+  np.testing.assert_array_equal(features.transition[:, -size:], recalled)
   # The model's heads read the last, actor and critic the first of the two.
   np.testing.assert_array_equal(after_now, continues)
   assert np.abs(after_then - continues).max() > 1e-4

@@ -5,12 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dm_env import specs
-from small_dreamer import RATES, make_batch, make_dreamer
+from small_dreamer import RATES, make_batch, make_dreamer, random_features
 from trainer import Trainer
 
 from hephaestus.agents import experience
 from hephaestus.agents.dreamer import agent as dreamer_agent
-from hephaestus.agents.dreamer import dream, intrinsic
+from hephaestus.agents.dreamer import dream
+from hephaestus.agents.dreamer.rewards import novelty as novelty_lib
 from hephaestus.learner import dreamer_update
 
 
@@ -67,13 +68,14 @@ def test_value_loss_does_not_pool_over_the_end_of_an_episode():
   batch.step_type[:, 2], batch.step_type[:, 3], batch.discount[:, 2] = 2, 0, 0.0
   batch = experience.time_major(batch)
   random = np.random.default_rng(0)
-  features = random.normal(size=(*batch.reward.shape, dreamer.actor_critic.feature_size))
+  features = random_features(dreamer, random, *batch.reward.shape)
   # The critic's last layer begins with zeros, which would hide its context.
   policy = jax.tree.map(lambda x: random.normal(size=x.shape), state.params['actor_critic'])
   state = state._replace(params={'actor_critic': policy}, slow_critic=policy, step=np.int32(0))
   loss = jax.jit(lambda features: learner._value_loss(state, batch, features))
-  other = features.copy()
-  other[2] += 10
+  other = jax.tree.map(np.array, features)
+  for part in other:
+    part[2] += 10
   assert loss(features) == loss(other)
 
 
@@ -82,7 +84,7 @@ def survivor():
   return make_dreamer(survival_scale=0.5, empowerment_scale=0.5)
 
 
-def test_imagined_vitals_begin_with_the_observed_ones_and_change(survivor):
+def test_imagined_vitals_change_and_are_rewarded(survivor):
   batch = make_batch(survivor)
   model, policy = survivor.model, survivor.actor_critic
   params = survivor.agent.init_params(jax.random.key(0))
@@ -93,20 +95,18 @@ def test_imagined_vitals_begin_with_the_observed_ones_and_change(survivor):
     keys = jax.random.split(key, len(batch.identity))
     sequence = experience.time_major(batch)
     posterior = model.rssm.infer(params['world_model'], keys, sequence)
-    novelty = intrinsic.novelty_of('information_gain', posterior.priors.moments())
+    novelty = novelty_lib.novelty_of('information_gain', posterior.priors.moments())
     last = sequence.step_type == dreamer_update.LAST
     start, _ = dream.starts(policy, {}, posterior, last, novelty, keys, num_steps=None)
     dreamt = dream.rollout(model, policy, params, slow, start, jnp.int32(4))
-    return dreamt.vitals, dreamt.choice
+    return dreamt.rewards['survival'], dreamt.choice
 
-  vitals, choice = imagine(jax.random.key(1))
-  observed = np.swapaxes(batch.observation['bounded'][..., [0, 2]], 0, 1).reshape(-1, 2)
-  np.testing.assert_allclose(vitals[0], observed, atol=1e-6)
-  lacks = np.asarray(intrinsic.lack(vitals, model.vitals.set_points))
-  assert np.abs(np.diff(lacks, axis=0)).min(axis=1).max() > 0  # at every step, of some rollouts
+  reward, choice = imagine(jax.random.key(1))
+  assert not reward[0].any()  # nothing arrives at the start
+  assert np.abs(reward[1:]).max(axis=1).min() > 0  # at every step, of some rollouts
   others, other_choice = imagine(jax.random.key(2))
   differs = np.asarray(choice[0] != other_choice[0])
-  assert differs.any() and np.abs(vitals[1] - others[1])[differs].max() > 1e-4
+  assert differs.any() and np.abs(reward[1] - others[1])[differs].max() > 1e-4
 
 
 def test_vitals_change_nothing_without_survival(survivor):
@@ -131,4 +131,4 @@ def test_vitals_change_nothing_without_survival(survivor):
     lambda: dreamer.agent.stored_state(dreamer.agent.initial_policy_state(2))
   )
   assert stored(plain) == stored(survivor)
-  assert plain.model.read_vitals(jnp.zeros(5)) is None
+  assert set(plain.model.rewards) == {'novelty'}

@@ -14,6 +14,8 @@ from trainer import Trainer
 from hephaestus.agents import experience, returns
 from hephaestus.agents.dreamer import actor_critic, dream, intrinsic, rssm, world_model
 from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.agents.dreamer import targets as targets_lib
+from hephaestus.agents.dreamer.rewards import survival
 from hephaestus.learner import devices, dreamer_update
 
 TASK, NOVELTY = actor_critic.TASK, actor_critic.NOVELTY
@@ -166,7 +168,6 @@ def targets_of(dreamer, rewards, values, known=None, evidence=1.0, **of_dream):
     evidence: that real returns differ.
     **of_dream: other fields of the dream, [H + 1, B', ...].
   """
-  learner = dreamer_update._Learner(dreamer, None, None)
   scales = actor_critic.initial_scales(dreamer.actor_critic.heads)
   scales = scales._replace(evidence=jnp.float32(evidence))
   times = 2 if dreamer.actor_critic.explores else 1
@@ -184,12 +185,15 @@ def targets_of(dreamer, rewards, values, known=None, evidence=1.0, **of_dream):
     choice=jnp.zeros((num_steps, batch), jnp.int32), discount=jnp.ones((num_steps + 1, batch)),
     values=values, slow_values=values, horizon=jnp.int32(num_steps),
     context_inputs=None,
+    rewards={name: rewards[name] for name in dreamer.model.rewards},
   )._replace(**of_dream)  # fmt: skip
-  imagined = dreamer_update._Imagined(dreamt, None)
+  target = functools.partial(
+    targets_lib.imagined, dreamer.actor_critic, dreamer.model.rewards, batch=dreamer_update.BATCH
+  )
   add_axis = lambda tree: jax.tree.map(lambda x: x[None], tree)
   _, targets, _ = jax.tree.map(
     lambda x: np.asarray(x)[0],
-    jax.vmap(learner._targets, axis_name=devices.DEVICES)(add_axis(scales), add_axis(imagined)),
+    jax.vmap(target, axis_name=devices.DEVICES)(add_axis(scales), add_axis(dreamt)),
   )
   return targets
 
@@ -257,19 +261,26 @@ def test_novelty_of_the_tasks_dreams_does_not_count():
   assert np.abs(new.advantage[0, 2:]).min() > 0.05
 
 
+def survival_of(vitals, discount):
+  """Rewards [H + 1, B'] of survival along imagined vitals, whose set-points are 1."""
+  reward = survival.reduction(vitals[:-1], vitals[1:], discount[1:], np.ones(2, np.float32))
+  return jnp.concatenate([jnp.zeros_like(reward[:1]), reward])
+
+
 def test_imagined_survival_is_paid_and_scaled_and_death_costs():
   """Four rollouts: one eats, one does not, one starves on, one is caught. Nothing else is paid."""
-  names = (TASK, NOVELTY, intrinsic.SURVIVAL)
+  names = (TASK, NOVELTY, survival.NAME)
   zeros = {name: np.zeros((2, 4)) for name in names}
   vitals = np.full((2, 4, 2), 0.5, np.float32)
   vitals[1, :3, 0] = [1.0, 0.5, 0.25]
   discount = jnp.ones((2, 4)).at[1, 3].set(0.0)
   dreamer = make_dreamer(lambda_=0.0, survival_scale=0.5, novelty_scale=0.0)
-  targets = targets_of(dreamer, zeros, zeros, vitals=vitals, discount=discount)
+  rewards = zeros | {survival.NAME: survival_of(vitals, discount)}
+  targets = targets_of(dreamer, rewards, zeros, discount=discount)
   lack = lambda *h: sum((1 - x) ** 4 for x in h) ** (1 / 3)
   now = lack(0.5, 0.5)
   expected = now - np.array([lack(1, 0.5), now, lack(0.25, 0.5), lack(0, 0)])
-  np.testing.assert_allclose(targets.returns[intrinsic.SURVIVAL][0], expected, rtol=1e-4, atol=1e-6)
+  np.testing.assert_allclose(targets.returns[survival.NAME][0], expected, rtol=1e-4, atol=1e-6)
   spread = np.subtract(*np.percentile(expected, [95, 5]))
   advantage = 0.5 * (expected - expected.mean()) / spread
   np.testing.assert_allclose(targets.advantage[0], advantage, rtol=1e-3)
@@ -278,13 +289,14 @@ def test_imagined_survival_is_paid_and_scaled_and_death_costs():
 
 def test_constant_survival_keeps_its_sign_in_returns():
   """All vitals fall alike in all rollouts: a cost, where novelty would be relative to its mean."""
-  zeros = {name: np.zeros((3, 2)) for name in (TASK, NOVELTY, intrinsic.SURVIVAL)}
+  zeros = {name: np.zeros((3, 2)) for name in (TASK, NOVELTY, survival.NAME)}
   vitals = np.broadcast_to(np.array([0.9, 0.7, 0.5])[:, None, None], (3, 2, 2))
   dreamer = make_dreamer(survival_scale=1.0, lambda_=0.0)
-  targets = targets_of(dreamer, zeros, zeros, vitals=vitals)
+  rewards = zeros | {survival.NAME: survival_of(vitals, jnp.ones((3, 2)))}
+  targets = targets_of(dreamer, rewards, zeros)
   lack = np.cbrt(2 * np.array([0.1, 0.3, 0.5]) ** 4)
   expected = np.broadcast_to((lack[:-1] - lack[1:])[:, None], (2, 4))
-  np.testing.assert_allclose(targets.returns[intrinsic.SURVIVAL], expected, rtol=1e-4)
+  np.testing.assert_allclose(targets.returns[survival.NAME], expected, rtol=1e-4)
   assert expected.max() < -0.1
 
 
@@ -318,9 +330,9 @@ def test_values_of_replayed_steps_train_the_model_after_warm_up_alone(one_device
 
   @jax.jit
   def largest(step):
-    features = jnp.ones((NUM_STEPS, BATCH, dreamer.model.networks.feature_size))
+    like = dreamer.model.networks.empty_features(NUM_STEPS, BATCH)
     loss = lambda features: learner._value_loss(state._replace(step=step), batch, features)
-    return jnp.abs(jax.grad(loss)(features)).max()
+    return jnp.abs(jax.grad(loss)(jax.tree.map(jnp.ones_like, like)).state).max()
 
   assert largest(jnp.int32(WARM_UP - 1)) == 0 and largest(jnp.int32(WARM_UP)) > 0
 

@@ -12,7 +12,7 @@ from hephaestus.actors.environments import noisy_corridor
 from hephaestus.agents import experience
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
-from hephaestus.agents.dreamer import intrinsic
+from hephaestus.agents.dreamer.rewards import novelty as novelty_lib
 from hephaestus.learner import config as learner_config
 from hephaestus.learner import devices, dreamer_update
 
@@ -118,7 +118,7 @@ def test_novelty_is_lower_at_noise_than_in_unvisited_cells(pixels, seed):
   @jax.jit
   def novelty_of(params, keys, sequence):
     posterior = run.dreamer.model.rssm.infer(params, keys, experience.time_major(sequence))
-    return intrinsic.novelty_of('information_gain', posterior.priors.moments()).T
+    return novelty_lib.novelty_of('information_gain', posterior.priors.moments()).T
 
   keys = jax.random.split(jax.random.key(seed), len(walks.identity))
   novelty = np.asarray(novelty_of(run.params['world_model'], keys, walks))[:, 1:]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tiny
 from dm_env import specs
+from small_dreamer import random_features
 
 from hephaestus.actors import episodes, rollout
 from hephaestus.actors.environments import environment
@@ -117,10 +118,10 @@ def test_dreamer_samples_legal_choices_and_its_actor_learns_from_them(world):
   assert shapes(after) == shapes(one[0]) and 'actor_critic/critic_loss' in metrics
 
   policy, num_steps = made.actor_critic, NUM_ROWS - 1
-  features = np.random.default_rng(0).normal(size=(num_steps, NUM_WORLDS, policy.feature_size))
+  features = random_features(made, np.random.default_rng(0), num_steps, NUM_WORLDS)
   time_major = experience.time_major(sequence)
   steps = actor_critic.Steps(
-    features=jnp.asarray(features, jnp.float32),
+    features=features,
     history=(),
     choice=time_major.action[:-1],
     mask=time_major.observation['action_mask'][:-1],

@@ -89,7 +89,7 @@ def test_parts_of_cognition_are_shown_where_there_are_any():
     step=0, observation=None, frame=None, action=None, probability=None, reward=0.0,
     episode_return=0.0, last=False, policy={'left': 0.6, 'right': 0.4},
     recalled={'left': (0.5, 0.75), 'stay': (3.0, 1.0), 'right': (2.0, 0.0)},
-    vitals={'food': 0.5, 'water': 1.0}, empowerment=1.25, gates={'eye': True, 'ear': False, 'recall': True},
+    vitals={'food': 0.5, 'water': 1.0}, intrinsic={'empowerment': 1.25}, gates={'eye': True, 'ear': False, 'recall': True},
     nearest=[episodes.Remembered(0.98, 'stay', 3.0), episodes.Remembered(0.95, 'left', 0.5)],
   )  # fmt: skip
   line = (

@@ -13,35 +13,46 @@ actions would seem to matter. An action whose effect is observed only later does
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
+import dm_env
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from dm_env import specs
 
-from hephaestus.agents import distributions
-from hephaestus.agents.dreamer import modules
+from hephaestus.agents import distributions, experience
+from hephaestus.agents import networks as networks_lib
+from hephaestus.agents import observation as observation_lib
+from hephaestus.agents.dreamer import modules as modules_lib
 from hephaestus.agents.dreamer import rssm as rssm_lib
+from hephaestus.agents.dreamer.rewards import reward as reward_lib
 
 Tree = Any
+LAST = int(dm_env.StepType.LAST)
+NAME = 'empowerment'
+INVERSE, HEAD = 'inverse', NAME
+"""Names of its networks among the parameters: the classifier q, and the head e."""
+
 SHARE = 4
 """Empowerment learns at one in SHARE replayed steps, by one imagined step each."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Empowerment:
-  """Empowerment in one environment; it holds no arrays, and its methods are pure.
+class Empowerment(reward_lib.Reward):
+  """The reward of empowerment, as a share of its maximum, ln A.
 
-  Attributes:
-    rssm: the world model's RSSM, which imagines.
+  Its mean is not subtracted: where an action decides nothing, ending an episode costs nothing.
 
   Raises:
     ValueError: the action is not one discrete choice among at least two, or the observation has only
       images for CNNs.
   """
 
-  rssm: rssm_lib.RSSM
+  name = NAME
+  shown = (HEAD,)
 
   def __post_init__(self):
     networks = self.rssm.networks
@@ -57,37 +68,79 @@ class Empowerment:
         'dreams do not decode; set agent.empowerment_scale=0'
       )
 
-  def nats(self, params: Tree, features: jax.Array) -> jax.Array:
-    """The head's estimate e of empowerment, [...] float32 nats, at [..., features]."""
-    networks = self.rssm.networks
-    memory, numbers, _ = networks.split(features)
-    nats = networks.apply(params, modules.EMPOWERMENT, (memory,), (numbers,))
+  def modules(self) -> Mapping[str, tuple[nn.Module, Any]]:
+    """See `Reward.modules`: the classifier, which infers the action, and the head."""
+    sizes, config = self.rssm.networks, self.rssm.networks.config
+    tower = lambda outputs, scale: networks_lib.TwoTowers(
+      config.hidden_size, 1, outputs, scale, dtype=config.dtype
+    )
+    features = sizes.empty_features(1)
+    numbers = features.numbers
+    state = features.state[..., : config.deterministic_size]
+    return {
+      INVERSE: (tower(sizes.actions.size, 1.0), ((state,), (numbers, numbers))),
+      HEAD: (tower(1, 0.0), ((features.state,), (numbers,))),
+    }
+
+  def _apply(self, params: Tree, name: str, *inputs: Any) -> jax.Array:
+    module, _ = self.modules()[name]
+    return networks_lib.apply(module, params[name], *inputs)
+
+  def nats(self, params: Tree, features: modules_lib.Features) -> jax.Array:
+    """The head's estimate e of empowerment, [...] float32 nats, at features [..., ...]."""
+    nats = self._apply(params, HEAD, (features.state,), (features.numbers,))
     return nats[..., 0].astype(jnp.float32)
 
-  def reward(self, params: Tree, features: jax.Array) -> jax.Array:
-    """The reward that arrives at steps of [..., features]: empowerment / ln A, [...] float32."""
-    return self.nats(params, features) / np.log(self.rssm.networks.actions.size)
+  def reward(self, params: Tree, before: rssm_lib.Step, after: rssm_lib.Step) -> jax.Array:
+    return self.nats(params, after.features) / np.log(self.rssm.networks.actions.size)
+
+  def metrics(
+    self, params: Tree, replayed: rssm_lib.Step, rewards: jax.Array
+  ) -> reward_lib.Metrics:
+    """The mean over all replayed steps, those at which an episode begins included."""
+    return {self.name: self.reward(params, replayed, replayed).mean()}
+
+  def explain(self, params: Tree, step: rssm_lib.Step) -> dict[str, jax.Array]:
+    """Empowerment in nats."""
+    return {self.name: self.nats(params, step.features)}
 
   def loss(
     self,
     params: Tree,
     keys: jax.Array,
-    posterior: rssm_lib.Posterior,
+    replayed: rssm_lib.Step,
+    sequence: experience.Sequence,
+    expected: jax.Array,
+  ) -> tuple[jax.Array, reward_lib.Metrics]:
+    """See `Reward.loss` and `variational_loss`."""
+    keys = jax.vmap(lambda key: jax.random.fold_in(key, len(sequence.reward)))(keys)
+    legal = observation_lib.action_mask(sequence.observation)
+    if legal is None:
+      legal = jnp.ones((*sequence.reward.shape, self.rssm.networks.actions.size), bool)
+    last = sequence.step_type == LAST
+    loss, inverse = self.variational_loss(params, keys, replayed, last, legal)
+    return loss, {'world_model/inverse': inverse}
+
+  def variational_loss(
+    self,
+    params: Tree,
+    keys: jax.Array,
+    replayed: rssm_lib.Step,
     last: jax.Array,
     legal: jax.Array,
-  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+  ) -> tuple[jax.Array, jax.Array]:
     """Sum of the losses of the classifier and the head, the only ones that get a gradient.
 
     Args:
       params: parameters of the world model, classifier and head included.
       keys: [B] PRNG keys, one for each sequence.
-      posterior: the model's posterior of [T, B] real steps.
+      replayed: [T, B] steps.
       last: [T, B] bool, steps that end an episode, after which no action follows.
       legal: [T, B, A] bool, the legal actions.
 
     Returns:
-      The loss [], a mean over the imagined steps, where those after an episode's end count as 0; and metrics:
-      `inverse`, the classifier's part, nats.
+      The loss [], a mean over the imagined steps, where those after an episode's end count as 0; and the
+      classifier's part of it [], nats.
     """
     num_steps, batch = last.shape
     count = max(1, num_steps // SHARE)
@@ -96,14 +149,14 @@ class Empowerment:
     step = jax.vmap(choose, out_axes=1)(keys[0])  # [count, B]
     pick = lambda x: x[step, jnp.arange(batch)].reshape(count * batch, *x.shape[2:])
     latent, features = jax.tree.map(
-      pick, jax.lax.stop_gradient((posterior.latent, posterior.features))
+      pick, jax.lax.stop_gradient((replayed.latent, replayed.features))
     )
     legal, weight = pick(legal), 1.0 - pick(last).astype(jnp.float32)
     log_prob = self._log_prob(params, keys[1:].reshape(-1), latent, legal)
     num_legal = jnp.maximum(jnp.sum(legal, axis=-1), 1).astype(jnp.float32)
     bound = jax.lax.stop_gradient(jnp.log(num_legal) + log_prob)
     error = jnp.square(self.nats(params, features) - bound)
-    return jnp.mean(weight * (error - log_prob)), {'inverse': -jnp.mean(weight * log_prob)}
+    return jnp.mean(weight * (error - log_prob)), -jnp.mean(weight * log_prob)
 
   def _log_prob(
     self, params: Tree, keys: jax.Array, latent: rssm_lib.Latent, legal: jax.Array
@@ -116,13 +169,13 @@ class Empowerment:
     uniform = distributions.MaskedCategorical.from_logits(jnp.zeros(legal.shape), legal)
     action = uniform.sample(jax.vmap(networks.actions.noise)(action_key))
     choose = lambda key: jax.random.randint(key, (), 0, networks.config.ensemble_size)
-    imagined, _, _ = self.rssm.imagine(
+    imagined = self.rssm.imagine(
       frozen,
       self.rssm.matrices(frozen),
       rssm_lib.Recurrent(latent, networks.actions.encode(action)),
       jax.vmap(choose)(member_key),
       jax.vmap(self.rssm.imagined_noise)(noise_key),
     )
-    numbers = tuple(self.rssm.read(frozen, x) for x in (latent.numbers, imagined.numbers))
-    outputs = networks.apply(params, modules.INVERSE, (latent.deterministic,), numbers)
+    numbers = tuple(self.rssm.read(frozen, x.numbers) for x in (latent, imagined.latent))
+    outputs = self._apply(params, INVERSE, (latent.deterministic,), numbers)
     return distributions.MaskedCategorical.from_logits(outputs, legal).log_prob(action)

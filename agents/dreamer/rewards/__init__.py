@@ -1,0 +1,1 @@
+"""Intrinsic rewards of the world-model agent: one file each, and their registry."""
