@@ -59,6 +59,11 @@ SUITE = (
     name='pixel_catch', environment='catch', options={'rows': 8, 'columns': 8, 'cell_pixels': 3},
     steps=8_000, target=0.9,
   ),
+  # Larger than `observation.MAX_CELLS`, so a CNN reads it.
+  Task(
+    name='cnn_catch', environment='catch', options={'rows': 8, 'columns': 8, 'cell_pixels': 4},
+    steps=20_000, target=0.9,
+  ),
   _gymnax('cartpole', 'CartPole-v1', 15_000, target=450.0),
   _gymnax('acrobot', 'Acrobot-v1', 30_000, target=-120.0),
   _gymnax('mountain_car', 'MountainCar-v0', 30_000, target=-130.0),

@@ -35,6 +35,20 @@ def test_ppo_learns_catch(tmp_path, seed):
     ('catch', ('--steps', '10000'), 0, 0.9),
     ('catch', ('--steps', '10000'), 1, 0.9),
     ('catch', ('--steps', '10000'), 2, 0.9),
+    # An image of 32 x 32 x 3 bytes, through the CNN.
+    (
+      'catch',
+      (
+        '--steps',
+        '12000',
+        '--set',
+        'environment.rows=8',
+        'environment.columns=8',
+        'environment.cell_pixels=4',
+      ),
+      0,
+      0.7,
+    ),
     (
       'grid_world',
       ('--steps', '25000', '--set', 'environment.size=8', 'environment.num_resources=8'),
