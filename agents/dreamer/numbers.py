@@ -134,6 +134,11 @@ class Kind(abc.ABC):
     """Number of levels by which each number is also read; 0: by its value only."""
     return 0
 
+  @property
+  @abc.abstractmethod
+  def description(self) -> str:
+    """How each of the numbers is read, in words."""
+
   @abc.abstractmethod
   def initial_statistics(self) -> dict[str, jax.Array]:
     """Initial values of the running statistics, arrays by name."""
@@ -187,6 +192,10 @@ class Binary(Kind):
   @property
   def num_outputs(self) -> int:
     return 2 * len(self.indices)
+
+  @property
+  def description(self) -> str:
+    return '0 or 1'
 
   def initial_statistics(self) -> dict[str, jax.Array]:
     """`between` [N]: the largest 4 x (1 - x) in a batch, 0 where a number only is 0 or 1."""
@@ -276,6 +285,10 @@ class Levels(Kind):
     """Two-hot encoded numbers, [..., N, L] float32."""
     return observation_lib.by_level(numbers, self.count)
 
+  @property
+  def description(self) -> str:
+    return f'one of {self.count} values' if self.is_exact else 'in [0, 1], by level'
+
   def initial_statistics(self) -> dict[str, jax.Array]:
     """`off_level` [N]: the largest distance from a level in a batch, in levels; none where exact."""
     return {} if self.is_exact else {'off_level': jnp.ones(len(self.indices))}
@@ -354,6 +367,10 @@ class Real(Kind):
   @property
   def num_outputs(self) -> int:
     return len(self.indices)
+
+  @property
+  def description(self) -> str:
+    return 'real'
 
   def initial_statistics(self) -> dict[str, jax.Array]:
     """`mean`, `square`, `error` [N]: moments of the numbers, and their squared error, see `errors`."""
@@ -722,6 +739,21 @@ class Numbers:
   def pick(self, numbers: jax.Array, indices: np.ndarray) -> jax.Array:
     """Picks the numbers at [V] indices of a flat observation, [..., V] float32 in its units."""
     return self.to_flat(numbers.astype(jnp.float32))[..., indices]
+
+  def descriptions(self) -> dict[str, dict[str, int]]:
+    """How many numbers of each leaf are read in which way, by path of the leaf and `Kind.description`."""
+    found: dict[str, dict[str, int]] = {}
+    begin = 0
+    leaves, _ = jax.tree_util.tree_flatten_with_path(observation_lib.without_mask(self.spec))
+    for path, leaf in leaves:
+      end = begin + math.prod(leaf.shape)
+      counts = {
+        kind.description: int(np.sum((kind.indices >= begin) & (kind.indices < end)))
+        for kind in self.kinds
+      }
+      found[jax.tree_util.keystr(path)] = {name: count for name, count in counts.items() if count}
+      begin = end
+    return found
 
   def warnings(self) -> list[str]:
     """A line for each limit of `observation`, such as MAX_REAL_READ, that this observation exceeds."""

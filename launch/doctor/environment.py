@@ -1,6 +1,6 @@
 """Checks of an environment from steps of the random policy, without a world model."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -9,6 +9,8 @@ from hephaestus.actors import rollout
 from hephaestus.actors import streams as streams_lib
 from hephaestus.actors.environments import environment as environment_lib
 from hephaestus.actors.environments import host, wrappers
+from hephaestus.agents import observation as observation_lib
+from hephaestus.agents.dreamer import numbers as numbers_lib
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.doctor import check as check_lib
 from hephaestus.launch.run import parts as parts_lib
@@ -76,7 +78,9 @@ def check(
       PART, 'contract', None, 'kept', False, str(error), 'mend the environment or its specs'
     )
     return [fault], None, None
-  checks = [check_lib.Check(PART, 'contract', None, 'kept')]
+  checks = [
+    check_lib.Check(PART, 'contract', None, 'kept'), *of_leaves(environment.observation_spec)
+  ]  # fmt: skip
   checks += [
     check_lib.Check(PART, 'contract', None, 'kept', False, warning, 'see docs/environments.md')
     for warning in warnings
@@ -89,6 +93,21 @@ def check(
   if config is not None:
     checks += of_config(config, streams)
   return checks, streams, explained
+
+
+def of_leaves(spec: Any) -> list[check_lib.Check]:
+  """Describes how the dreamer reads each leaf of an observation, by its spec; see `numbers.Numbers`."""
+  codec = observation_lib.Codec(spec, cnn=True)
+  read = {
+    f'observation{path}: numbers, each {description}': count
+    for path, counts in numbers_lib.Numbers(codec.flat_spec).descriptions().items()
+    for description, count in counts.items()
+  }
+  read |= {
+    f'observation, image {leaf.shape[0]} x {leaf.shape[1]}: channels read by a CNN': leaf.shape[2]
+    for leaf in codec.image_specs
+  }
+  return [check_lib.note(PART, name, count) for name, count in read.items()]
 
 
 def of_streams(streams: streams_lib.Streams, max_steps: int) -> list[check_lib.Check]:

@@ -121,6 +121,15 @@ def test_integers_of_few_values_are_categories():
   np.testing.assert_allclose(inputs[12:], np.eye(70)[69], atol=1e-4)
 
 
+def test_descriptions_count_the_numbers_of_each_leaf():
+  assert numbers_lib.Numbers(CATEGORIES).descriptions() == {
+    "['dial']": {'one of 4 values': 2},
+    "['room']": {'one of 70 values': 1},
+    "['switch']": {'0 or 1': 1},
+  }
+  assert NUMBERS.descriptions()["['purse']"] == {'real': 2}
+
+
 @pytest.mark.parametrize(
   'spec',
   [
