@@ -146,7 +146,7 @@ def test_resumed_runs_repeat_no_episodes_and_actors_add_up(tmp_path):
 
 def test_every_task_names_an_environment_with_its_options():
   names = [task.name for task in suite.SUITE]
-  assert len(set(names)) == len(names) == 24
+  assert len(set(names)) == len(names) == 25
   for task in suite.SUITE:
     if not task.environment.startswith('craftax/'):  # an extra of its own
       environments.make(task.environment, **task.options)

@@ -111,7 +111,7 @@ def test_diagnosis_of_a_run_has_all_parts_and_is_on_the_page(dreamer, tmp_path, 
   parts = {check.part for check in checks}
   assert 'error of values by stale states, relative' in {check.name for check in checks}
   memory = {check.name: check.value for check in checks}['numbers kept from step to step']
-  assert memory >= 128  # the deterministic state; 0 of a policy without memory
+  assert memory > 0  # the deterministic state; 0 of a policy without memory
   assert parts == {
     'run', 'environment', 'preset', 'world model', 'actor and critic', 'dreams', 'replay'
   }  # fmt: skip
