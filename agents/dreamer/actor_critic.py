@@ -300,9 +300,17 @@ class ActorCritic:
     mask: jax.Array | None,
     explores: jax.Array | None = None,
   ):
-    """The distribution of actions at features [..., ...], [..., C] context and [..., A] mask, if any.
+    """The distribution of actions at steps.
 
-    It is the explorer's where `explores`, [...] bool, is True; by default nowhere.
+    Args:
+      params: parameters of the actor-critic, by network.
+      features: [..., ...], features of the steps.
+      context: [..., C], their contexts.
+      mask: [..., A] bool, legal actions; None where all are.
+      explores: [...] bool, steps at which the explorer acts; None for none.
+
+    Returns:
+      A distribution of `distributions`, with leading axes [...].
     """
     outputs = self._apply(params, ACTOR, features, context)
     if explores is not None:
@@ -430,7 +438,11 @@ class ActorCritic:
 
       - sum weight ( log p(sg(return)) + log p(sg(slow value)) )
 
-    Arguments are as of `actor_loss`.
+    Args:
+      params: as in `actor_loss`.
+      steps: as in `actor_loss`.
+      context: as in `actor_loss`.
+      targets: as in `actor_loss`.
     """
     loss: Any = 0.0
     for name, value in self.dreamt_values(params, steps.features, context).items():

@@ -202,7 +202,17 @@ class RSSM:
   def sequence_model(
     self, params: Tree, matrices: Matrices, recurrent: Recurrent, embedded: jax.Array
   ) -> jax.Array:
-    """h_t, [B, H], from the state of the step before and `Observed.embedded`, [B, 3 H]."""
+    """h_t, from the state of the step before.
+
+    Args:
+      params: parameters of the world model.
+      matrices: its matrices, see `Matrices`.
+      recurrent: [B, ...], latent and encoded action of the step before.
+      embedded: [B, 3 H], `Observed.embedded`.
+
+    Returns:
+      [B, H].
+    """
     latent, action = recurrent
     inputs = [*self._inferred(latent), action.astype(self.dtype), latent.deterministic]
     joined = kernels.concatenate(inputs)
@@ -214,7 +224,17 @@ class RSSM:
   def posterior(
     self, params: Tree, matrices: Matrices, deterministic: jax.Array, evidence: jax.Array
   ) -> Any:
-    """q(z | h_t, encoded observation), [B, Z], from h_t [B, H] and `Observed.evidence` [B, hidden]."""
+    """q(z | h_t, encoded observation).
+
+    Args:
+      params: parameters of the world model.
+      matrices: its matrices, see `Matrices`.
+      deterministic: [B, H], h_t.
+      evidence: [B, hidden], `Observed.evidence`.
+
+    Returns:
+      The belief over z, [B, Z].
+    """
     posterior = params['posterior']
     hidden = deterministic @ matrices.hidden + evidence
     hidden = kernels.silu(kernels.normalise(hidden, **posterior['norm']).astype(self.dtype))

@@ -283,6 +283,7 @@ def train(
   """Trains until the run is over, interrupted or failed.
 
   Args:
+    prepared: the parts of the run, made by `prepare`.
     folder: folder of the run, made by `folder.open_run`.
     reset_moments: whether the optimizer is reset if the run resumes from a checkpoint.
     profile: learner updates to trace; None for none.

@@ -361,7 +361,14 @@ def build_evaluator(
   launch_id: int,
   replay: Sequence['reverb.Client'],
 ) -> evaluator.Evaluator:
-  """Makes the evaluator node; arguments as in `build_actor`."""
+  """Makes the evaluator node.
+
+  Args:
+    config: config of the run.
+    run: folder of the run.
+    launch_id: number of this launch, see `program.make_program`.
+    replay: clients of all shards of replay.
+  """
   should_stop = _stop_signal(config)
   parts = parts_lib.make_parts(config)
   play = episodes.Play(
