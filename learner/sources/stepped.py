@@ -75,7 +75,7 @@ class HostProgram(unrolled.Program):
 
   def _shapes_on_one_device(self) -> tuple[unrolled.FusedState, Any]:
     key = jax.eval_shape(lambda: jax.random.key(0))
-    train = jax.eval_shape(self.update.init, key)
+    train = self._train_shapes
     whole = self.environments.shapes(jax.eval_shape(self._acting_params, train.params))
     share = self.environments.num_envs // len(self.devices)
     part = lambda x: jax.ShapeDtypeStruct((share, *x.shape[1:]), x.dtype)

@@ -18,7 +18,7 @@ import numpy as np
 
 from hephaestus.learner import checkpoint as checkpoint_lib
 from hephaestus.learner import devices as devices_lib
-from hephaestus.learner import loop, ppo_update
+from hephaestus.learner import loop
 from hephaestus.learner.sources import staleness
 from hephaestus.replay import buffer as buffer_lib
 
@@ -137,7 +137,7 @@ class Program:
   error.
 
   Args:
-    update: the agent's `loop.Update`; that of an on-policy agent also has a `footprint`.
+    update: the agent's `loop.Update`; of an on-policy agent, its `loop.FusedUpdate`.
     acting_params: params -> acting params.
     environments: the `Environments` of each device, and their unroll.
     devices: devices that share environments, replay and batches.
@@ -262,7 +262,7 @@ class Program:
     rest is fused away. `compile` returns the compiler's figure.
     """
     state, sequence = self._one_device
-    size = ppo_update.num_bytes
+    size = devices_lib.num_bytes
     permanent = size((state.train, state.worlds))
     if self.replay is not None:
       stored = size(self._replay_shapes().buffer) // len(self.devices)
@@ -279,13 +279,31 @@ class Program:
     )
 
   @functools.cached_property
+  def _train_shapes(self) -> Any:
+    """Shapes of the train state; ValueError if the update lacks what a run in one process reads."""
+    fields, functions = ['params', 'step'], []
+    if self.replay is None:
+      fields, functions = [*fields, 'opt_state'], ['environment_step', 'footprint']
+    train = jax.eval_shape(self.update.init, jax.eval_shape(lambda: jax.random.key(0)))
+    lacking = [
+      *(f'the function {name}' for name in functions if not hasattr(self.update, name)),
+      *(f'the field {name} of its train state' for name in fields if not hasattr(train, name)),
+    ]
+    if lacking:
+      raise ValueError(
+        f"learner.fused=True: the agent's update lacks {', '.join(lacking)}; see docs/agents.md, or use "
+        '--no-fused'
+      )
+    return train
+
+  @functools.cached_property
   def _one_device(self) -> tuple[FusedState, Any]:
     """Shapes of one device's state, without its replay, and of the sequences of its unroll."""
     return self._shapes_on_one_device()
 
   def _shapes_on_one_device(self) -> tuple[FusedState, Any]:
     key = jax.eval_shape(lambda: jax.random.key(0))
-    train = jax.eval_shape(self.update.init, key)
+    train = self._train_shapes
     envs = jax.eval_shape(self.environments.init, key)
     acting = jax.eval_shape(self._acting_params, train.params)
     _, sequence, _ = jax.eval_shape(self.environments.unroll, acting, key, envs, train.step, 0)
@@ -386,7 +404,7 @@ class Program:
   def environment_step(self, state: FusedState) -> int:
     """Environment steps collected in the whole run, read from a state on the devices."""
     if self.replay is None:
-      return ppo_update.environment_step(part_of(state.train, 0))
+      return int(self.update.environment_step(part_of(state.train, 0)))
     inserted = int(part_of(state.replay.buffer.inserted, 0))
     return inserted * len(self.devices) * self.environments.num_steps
 
