@@ -63,7 +63,7 @@ class AgentRecord(abc.ABC):
     presets: name of a machine, such as 'laptop' -> function from an environment's name to a config.
     can_fuse: whether the agent can train in one process (`--fused`), with environments in JAX, update and
       the replay of an off-policy agent in one compiled program. `learner_class` then needs a field
-      `fused`, and the update of an on-policy agent a function `footprint`, see `ppo_update.Update`.
+      `fused`, and the update of an on-policy agent is a `loop.FusedUpdate`.
     free_keys: config keys, by path, that may change when a run resumes, beside `config.FREE`.
     indifferent_keys: config keys, by path, that do not influence a learning curve, beside those of
       all agents; `report` shows runs that differ only in these and the seed as one curve.
@@ -116,7 +116,7 @@ class AgentRecord(abc.ABC):
         every batch.
 
     Returns:
-      A `loop.Update`, whose fields are the functions `init` and `update`.
+      A `loop.Update`; of an on-policy agent with `can_fuse`, a `loop.FusedUpdate`.
 
     Raises:
       ValueError: a batch does not divide over the devices.

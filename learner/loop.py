@@ -67,12 +67,31 @@ class Status(NamedTuple):
   finished: bool
 
 
+class Footprint(NamedTuple):
+  """Bytes that an update holds on one device, besides the train state.
+
+  Attributes:
+    steps: bytes of the steps of one batch.
+    minibatch: bytes of one minibatch, where minibatches are copied.
+    residuals: bytes that the gradient of a minibatch, or of all steps, would keep if XLA fused no operations.
+    forward: bytes of the pass over all steps that only a recurrent network needs; 0 without.
+  """
+
+  steps: int
+  minibatch: int = 0
+  residuals: int = 0
+  forward: int = 0
+
+
 class Update(Protocol):
   """An agent's functions that make its train state, and update it by one batch."""
 
   @property
   def init(self) -> Callable[[jax.Array], Any]:
-    """key -> train state of one replica, a tree of arrays with a field `params`."""
+    """key -> train state of one replica, a tree of arrays with a field `params`.
+
+    A run in one process also reads its field `step`, [] int32, the number of updates done.
+    """
 
   @property
   def update(self) -> Callable[..., tuple[Any, Metrics]]:
@@ -80,6 +99,21 @@ class Update(Protocol):
 
     Runs under an axis named `devices.DEVICES`; the result must be equal on all devices.
     """
+
+
+class FusedUpdate(Update, Protocol):
+  """The update of an on-policy agent that can train in one process, where no queue counts its steps.
+
+  Its train state is a NamedTuple, and also has a field `opt_state`, which --reset-moments resets.
+  """
+
+  @property
+  def environment_step(self) -> Callable[[Any], int]:
+    """Train state of one replica -> number of environment steps learned from, on all devices together."""
+
+  @property
+  def footprint(self) -> Callable[[Any, Any], Footprint]:
+    """(params, Sequence [B, T, ...] of one device) -> Footprint, from shapes only."""
 
 
 class Source(abc.ABC):

@@ -7,7 +7,6 @@ how many devices share the batch.
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import chex
@@ -18,6 +17,7 @@ import optax
 from hephaestus.agents import experience, masked_ppo, returns
 from hephaestus.learner import config as learner_config
 from hephaestus.learner import devices as devices_lib
+from hephaestus.learner import loop
 
 Tree = Any
 Metrics = dict[str, jax.Array]
@@ -152,45 +152,6 @@ def _advance(halves: jax.Array, count: int) -> jax.Array:
   return jnp.stack([low, halves[1] + (low < halves[0])])
 
 
-class Footprint(NamedTuple):
-  """Bytes that an update holds on one device, besides the train state.
-
-  Attributes:
-    steps: bytes of the steps of one batch.
-    minibatch: bytes of one minibatch.
-    residuals: bytes that the gradient of a minibatch would keep if XLA fused no operations.
-    forward: bytes of the pass over all steps that only a recurrent network needs; 0 without.
-  """
-
-  steps: int
-  minibatch: int
-  residuals: int
-  forward: int
-
-
-def num_bytes(tree: Tree) -> int:
-  """Bytes of all arrays of a tree, or of `jax.ShapeDtypeStruct`s; typed keys are not counted."""
-  is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
-  return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree) if not is_key(x))
-
-
-class Update(NamedTuple):
-  """Functions that make a TrainState, and update it by one batch.
-
-  Attributes:
-    init: key -> TrainState of one replica.
-    update: (TrainState, Sequence [B, T, ...] of one device) -> (TrainState, metrics []); to be run
-      under an axis named `devices.DEVICES`.
-    footprint: (params, Sequence [B, T, ...] of one device) -> Footprint, from shapes alone.
-    scale: minibatches, epochs and learning rate.
-  """
-
-  init: Callable[[chex.PRNGKey], TrainState]
-  update: Callable[[TrainState, experience.Sequence], tuple[TrainState, Metrics]]
-  footprint: Callable[[Tree, experience.Sequence], Footprint]
-  scale: Scale
-
-
 def make_update(
   ppo: masked_ppo.PPO,
   config: learner_config.PPOLearnerConfig,
@@ -198,7 +159,7 @@ def make_update(
   *,
   max_environment_steps: int | None = None,
   delayed: bool = False,
-) -> Update:
+) -> 'PPOUpdate':
   """Builds the update of a PPO agent.
 
   Args:
@@ -213,13 +174,12 @@ def make_update(
     optax.clip_by_global_norm(config.max_gradient), optax.scale_by_adam(eps=config.adam_epsilon)
   )
   anneal_until = max_environment_steps if config.anneal else None
-  learner = _Learner(ppo, optimizer, scale, anneal_until, delayed)
-  return Update(learner.init, learner.update, learner.footprint, scale)
+  return PPOUpdate(ppo, optimizer, scale, anneal_until, delayed)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Learner:
-  """An agent, its optimizer and the scale of its updates.
+class PPOUpdate:
+  """PPO's `loop.FusedUpdate`: an agent, its optimizer and the scale of its updates.
 
   Attributes:
     ppo: the agent.
@@ -234,6 +194,8 @@ class _Learner:
   scale: Scale
   anneal_until: int | None
   delayed: bool
+
+  environment_step = staticmethod(environment_step)
 
   @property
   def _recurrent(self) -> bool:
@@ -336,8 +298,8 @@ class _Learner:
     steps = jax.tree.map(lambda x: jnp.take(x, places, axis=axis, mode='clip'), steps)
     return steps, jax.tree.map(lambda x: jnp.take(x, places, axis=0, mode='clip'), memory)
 
-  def footprint(self, params: Tree, sequence: experience.Sequence) -> Footprint:
-    """Bytes of an update, from shapes alone."""
+  def footprint(self, params: Tree, sequence: experience.Sequence) -> loop.Footprint:
+    """Bytes of an update, from shapes only."""
     count = self.scale.num_minibatches
 
     def split(params: Tree, sequence: experience.Sequence):
@@ -353,10 +315,10 @@ class _Learner:
       return jax.vjp(lambda params: self.ppo.network.loss(params, *minibatch)[0], params)[1]
 
     steps, minibatch = jax.eval_shape(split, params, sequence)
-    kept = num_bytes(jax.eval_shape(residuals, params, minibatch))
-    return Footprint(
-      steps=num_bytes(steps),
-      minibatch=num_bytes(minibatch),
+    kept = devices_lib.num_bytes(jax.eval_shape(residuals, params, minibatch))
+    return loop.Footprint(
+      steps=devices_lib.num_bytes(steps),
+      minibatch=devices_lib.num_bytes(minibatch),
       residuals=kept,
       forward=count * kept // 6 if self._recurrent else 0,  # a sixth, as measured
     )

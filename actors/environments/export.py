@@ -71,6 +71,12 @@ class Gymnax:
   ) -> tuple[Observation, EnvState, jax.Array, jax.Array, dict[str, Any]]:
     """Takes one action, and resets in the same step if that ends the episode, as gymnax does.
 
+    Args:
+      key: PRNG key of the step, and of the reset after it.
+      state: state of the environment.
+      action: action of one environment, as `action_space` describes it.
+      params: unused, as in all functions here: options are given when the environment is made.
+
     Returns:
       Observation and state, those of a new episode if `done`; reward [] float32; done [] bool; and
       info: 'discount' [] float32, 0 at termination; 'truncated' [] bool; 'terminal_observation', the

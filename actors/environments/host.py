@@ -386,9 +386,15 @@ os.register_at_fork(after_in_child=_open.clear)  # they belong to the parent, as
 class Field:
   """One array of an observation, and its conversion from the library's dtype.
 
-  Attributes:
+  Args:
     path: the field in error messages, such as "['name']".
-    spec: spec of the converted array; the argument `given` is the library's own spec.
+    given: the library's own spec.
+    spec: spec of the converted array.
+    axis: axis of the height, if the array is an image whose axes are rearranged to [H, W, C]; None else.
+
+  Attributes:
+    path: as given.
+    spec: as given.
     num_outside: how many of the arrays that were read had values outside the bounds of `given`.
   """
 

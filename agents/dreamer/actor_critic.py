@@ -46,7 +46,7 @@ CRITIC, EXPLORER_CRITIC = 'critic', 'explorer_critic'
 """Names of the networks of their values."""
 
 
-class Steps(NamedTuple):
+class ImaginedSteps(NamedTuple):
   """R consecutive imagined steps of B dreams, inputs of `ActorCritic.loss`; see `ActorCritic.dreams`.
 
   Attributes:
@@ -300,9 +300,17 @@ class ActorCritic:
     mask: jax.Array | None,
     explores: jax.Array | None = None,
   ):
-    """The distribution of actions at features [..., ...], [..., C] context and [..., A] mask, if any.
+    """The distribution of actions at steps.
 
-    It is the explorer's where `explores`, [...] bool, is True; by default nowhere.
+    Args:
+      params: parameters of the actor-critic, by network.
+      features: [..., ...], features of the steps.
+      context: [..., C], their contexts.
+      mask: [..., A] bool, legal actions; None where all are.
+      explores: [...] bool, steps at which the explorer acts; None for none.
+
+    Returns:
+      A distribution of `distributions`, with leading axes [...].
     """
     outputs = self._apply(params, ACTOR, features, context)
     if explores is not None:
@@ -329,7 +337,7 @@ class ActorCritic:
     return self._actions.noise(key)
 
   def sample(self, policy, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Samples an action; also returns its `Steps.choice`, the argument of the policy's `log_prob`.
+    """Samples an action; also returns its `ImaginedSteps.choice`, the argument of the policy's `log_prob`.
 
     Args:
       policy: a distribution from `policy`.
@@ -369,7 +377,7 @@ class ActorCritic:
     return part
 
   def loss(
-    self, params: Tree, steps: Steps, targets: Targets
+    self, params: Tree, steps: ImaginedSteps, targets: Targets
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Losses of actors and critics on imagined steps, with their metrics.
 
@@ -394,7 +402,7 @@ class ActorCritic:
     return actor_loss + critic_loss, metrics
 
   def actor_loss(
-    self, params: Tree, steps: Steps, context: jax.Array, targets: Targets
+    self, params: Tree, steps: ImaginedSteps, context: jax.Array, targets: Targets
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Score-function loss of the actors, each on its own dreams: see `dreams`.
 
@@ -424,13 +432,17 @@ class ActorCritic:
     return loss, metrics
 
   def critic_loss(
-    self, params: Tree, steps: Steps, context: jax.Array, targets: Targets
+    self, params: Tree, steps: ImaginedSteps, context: jax.Array, targets: Targets
   ) -> jax.Array:
     """Likelihood loss [] of the critics, summed over heads, each on the dreams of its actor.
 
       - sum weight ( log p(sg(return)) + log p(sg(slow value)) )
 
-    Arguments are as of `actor_loss`.
+    Args:
+      params: as in `actor_loss`.
+      steps: as in `actor_loss`.
+      context: as in `actor_loss`.
+      targets: as in `actor_loss`.
     """
     loss: Any = 0.0
     for name, value in self.dreamt_values(params, steps.features, context).items():

@@ -278,10 +278,21 @@ def history(actor_critic: ac.ActorCritic, dream: Dream) -> Tree:
 
 def steps(
   actor_critic: ac.ActorCritic, dream: Dream, history: Tree, first: jax.Array | int, count: int
-) -> ac.Steps:
-  """Cuts `count` imagined steps from step `first` on out of a dream; `history` is as from `history()`."""
+) -> ac.ImaginedSteps:
+  """Cuts consecutive imagined steps out of a dream.
+
+  Args:
+    actor_critic: the actor-critic, which cuts its context module's history.
+    dream: the dream.
+    history: the context module's history of the dream, from `history`.
+    first: index of the first step.
+    count: number of steps, static.
+
+  Returns:
+    The steps, [count, B', ...].
+  """
   cut = lambda x: jax.lax.dynamic_slice_in_dim(x, first, count)
-  return ac.Steps(
+  return ac.ImaginedSteps(
     features=jax.tree.map(cut, dream.features),
     history=actor_critic.context.cut(history, first, count),
     choice=cut(dream.choice),

@@ -50,7 +50,7 @@ class Latent(NamedTuple):
     deterministic: [..., H] h_t, the GRU's state, in the compute dtype.
     stochastic: [..., Z] z_t, a sample of the latent state, in the compute dtype.
     numbers: [..., F] float32 x_t, observed or imagined; see `numbers.Numbers`.
-    recalled: [..., R] float32, see `Memory.recalled`, read at the step, in imagination at the start
+    recalled: [..., R] float32, see `EpisodicMemory.recalled`, read at the step, in imagination at the start
       of the rollout; None without an episodic memory, and in a stored state.
   """
 
@@ -202,7 +202,17 @@ class RSSM:
   def sequence_model(
     self, params: Tree, matrices: Matrices, recurrent: Recurrent, embedded: jax.Array
   ) -> jax.Array:
-    """h_t, [B, H], from the state of the step before and `Observed.embedded`, [B, 3 H]."""
+    """h_t, from the state of the step before.
+
+    Args:
+      params: parameters of the world model.
+      matrices: its matrices, see `Matrices`.
+      recurrent: [B, ...], latent and encoded action of the step before.
+      embedded: [B, 3 H], `Observed.embedded`.
+
+    Returns:
+      [B, H].
+    """
     latent, action = recurrent
     inputs = [*self._inferred(latent), action.astype(self.dtype), latent.deterministic]
     joined = kernels.concatenate(inputs)
@@ -214,7 +224,17 @@ class RSSM:
   def posterior(
     self, params: Tree, matrices: Matrices, deterministic: jax.Array, evidence: jax.Array
   ) -> Any:
-    """q(z | h_t, encoded observation), [B, Z], from h_t [B, H] and `Observed.evidence` [B, hidden]."""
+    """q(z | h_t, encoded observation).
+
+    Args:
+      params: parameters of the world model.
+      matrices: its matrices, see `Matrices`.
+      deterministic: [B, H], h_t.
+      evidence: [B, hidden], `Observed.evidence`.
+
+    Returns:
+      The belief over z, [B, Z].
+    """
     posterior = params['posterior']
     hidden = deterministic @ matrices.hidden + evidence
     hidden = kernels.silu(kernels.normalise(hidden, **posterior['norm']).astype(self.dtype))
@@ -337,7 +357,7 @@ class RSSM:
       observation: tree of [B, ...] arrays.
       first: [B] bool, whether the step is FIRST, which clears the state.
       noise: [B, ...] from `noise`, or None for the mode.
-      recalled: [B, R] float32, see `Memory.recalled`; None without an episodic memory.
+      recalled: [B, R] float32, see `EpisodicMemory.recalled`; None without an episodic memory.
     """
     numbers, encoded = self.encoder(params, observation)
     before = self.embed(params, recurrent.latent.numbers)
@@ -400,7 +420,7 @@ class RSSM:
       params: parameters of the world model.
       keys: [B] PRNG keys, one for each sequence, so that the result does not depend on the batching.
       sequence: [T, B, ...], `initial_state` being a `Recurrent`.
-      recalled: [T, B, R] float32, see `Memory.recalled`; None without an episodic memory.
+      recalled: [T, B, R] float32, see `EpisodicMemory.recalled`; None without an episodic memory.
     """
     num_steps, batch = sequence.reward.shape
     first = sequence.step_type == FIRST

@@ -244,10 +244,9 @@ def _manifests(arguments: argparse.Namespace) -> int:
     raise ValueError('--kubernetes: is missing; it is the only engine so far')
   from hephaestus.launch.cluster import hosts as hosts_lib
   from hephaestus.launch.cluster import kubernetes as manifests
-  from hephaestus.launch.cluster import pods
   from hephaestus.launch.run import preflight
 
-  options = pods.Options(
+  options = manifests.Options(
     name=arguments.name,
     namespace=arguments.namespace,
     **({} if arguments.image is None else {'image': arguments.image}),
@@ -255,7 +254,7 @@ def _manifests(arguments: argparse.Namespace) -> int:
     tpu=arguments.tpu,
     topology=arguments.topology,
     storage_class=arguments.storage_class,
-    resources=pods.parse_resources(arguments.resources),
+    resources=manifests.parse_resources(arguments.resources),
     launch_id=arguments.launch_id,
   )
   hosts = hosts_lib.load(pathlib.Path(arguments.hosts))

@@ -15,7 +15,9 @@ learners reach each other at any port, since the all-reduce of gradients chooses
 """
 
 import dataclasses
+import importlib.metadata
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +25,6 @@ import yaml
 
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.cluster import hosts as hosts_lib
-from hephaestus.launch.cluster import pods as pods_lib
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.run import preflight
 
@@ -33,6 +34,115 @@ USER = 10001  # user and group ID in the image
 ETC, DATA, TMP = '/etc/hephaestus', '/data', '/tmp'
 RESTARTS = 100  # of one pod, before its workload counts as failed
 GIBIBYTE = 2**30
+REPLAY, LEARNER, ACTORS, EVALUATOR = 'replay', 'learner', 'actors', 'evaluator'
+ROLES = (REPLAY, LEARNER, ACTORS, EVALUATOR)
+KINDS = ('cpu', 'memory', 'storage')
+_LABEL = re.compile(r'[a-z]([a-z0-9-]*[a-z0-9])?')
+_LONGEST_NAME = 40  # with a suffix it must fit a DNS label as well
+_IMAGE = re.compile(
+  r'([a-z0-9.-]+(:\d+)?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*'
+  r'(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?',
+  re.ASCII,
+)
+_QUANTITY = re.compile(r'\d+(\.\d+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+  """Options of the manifests besides hosts and config.
+
+  Attributes:
+    name: name of the run; every object's name begins with it.
+    namespace: Kubernetes namespace of all objects; None for kubectl's default.
+    image: name of the container image, which is built from the Dockerfile.
+    gpus: number of GPUs (nvidia.com/gpu) of each learner pod.
+    tpu: GKE's name for the type of the learner's TPUs, such as tpu-v4-podslice; None for no TPU.
+    topology: topology of their slice, such as 2x2x4; None for no TPU.
+    storage_class: storage class of all volumes; None for the cluster's default.
+    resources: (one of ROLES, one of KINDS) -> quantity for each pod, in place of the estimate.
+    launch_id: value of --launch-id for `hephaestus node`; None for its default.
+
+  Raises:
+    ValueError: no cluster would accept a value; names the flag.
+  """
+
+  name: str = 'hephaestus'
+  namespace: str | None = None
+  image: str = f'hephaestus:{importlib.metadata.version("hephaestus")}'
+  gpus: int = 0
+  tpu: str | None = None
+  topology: str | None = None
+  storage_class: str | None = None
+  resources: Mapping[tuple[str, str], str] = dataclasses.field(default_factory=dict)
+  launch_id: int | None = None
+
+  def __post_init__(self):
+    for flag, value, longest in (
+      ('--name', self.name, _LONGEST_NAME),
+      ('--namespace', self.namespace, 63),
+      ('--tpu', self.tpu, 63),
+      ('--storage-class', self.storage_class, 253),
+    ):
+      labels = [] if value is None else value.split('.') if longest > 63 else [value]
+      if not all(map(_LABEL.fullmatch, labels)) or len(value or '') > longest:
+        raise ValueError(
+          f'{flag} {value}: must begin with a letter and continue with small letters, digits and dashes, '
+          f'{longest} at most'
+        )
+    if not _IMAGE.fullmatch(self.image):
+      raise ValueError(f'--image {self.image}: write it as registry.example.com/name:tag')
+    if self.gpus < 0:
+      raise ValueError(f'--gpus {self.gpus}: must be at least 0')
+    if self.gpus and self.tpu:
+      raise ValueError(f'--gpus {self.gpus}: goes with no --tpu; leave one of them out')
+    if (self.tpu is None) != (self.topology is None):
+      raise ValueError(
+        '--tpu, --topology: go together, as in --tpu tpu-v4-podslice --topology 2x2x1'
+      )
+    if self.topology and not re.fullmatch(r'[1-9]\d*(x[1-9]\d*){1,2}', self.topology, re.ASCII):
+      raise ValueError(f'--topology {self.topology}: write it as 2x4 or 2x2x4')
+
+  def accelerators(self, num_learners: int) -> tuple[str, int] | None:
+    """Returns the accelerators of each learner pod.
+
+    Args:
+      num_learners: number of learner pods.
+
+    Returns:
+      Resource name, such as 'nvidia.com/gpu', and count; None for no accelerators.
+
+    Raises:
+      ValueError: the chips of the TPU's topology do not divide over the pods.
+    """
+    if self.gpus:
+      return 'nvidia.com/gpu', self.gpus
+    if self.topology is None:
+      return None
+    chips = math.prod(map(int, self.topology.split('x')))
+    if chips % num_learners:
+      raise ValueError(
+        f'--topology {self.topology}: its {chips} chips do not divide over {num_learners} learner hosts'
+      )
+    return 'google.com/tpu', chips // num_learners
+
+
+def parse_resources(assignments: Sequence[str]) -> dict[tuple[str, str], str]:
+  """Parses words such as 'learner.memory=32Gi' to `Options.resources`; ValueError for others."""
+  resources = {}
+  for assignment in assignments:
+    path, _, quantity = assignment.partition('=')
+    role, _, kind = path.partition('.')
+    if role not in ROLES or kind not in KINDS:
+      raise ValueError(
+        f'--resources {assignment}: write it as ROLE.KIND=QUANTITY, with a role of '
+        f'{", ".join(ROLES)} and a kind of {", ".join(KINDS)}'
+      )
+    if (role, kind) == (ACTORS, 'storage'):
+      raise ValueError(f'--resources {assignment}: actors keep nothing; leave it out')
+    if not _QUANTITY.fullmatch(quantity) or not float(re.sub('[^0-9.]', '', quantity)):
+      raise ValueError(f'--resources {assignment}: give a quantity such as 2, 500m or 4Gi')
+    resources[role, kind] = quantity
+  return resources
 
 
 def place(hosts: hosts_lib.Hosts, name: str) -> hosts_lib.Hosts:
@@ -54,31 +164,27 @@ def place(hosts: hosts_lib.Hosts, name: str) -> hosts_lib.Hosts:
     raise ValueError(f'port={port}: pods are not root and cannot listen there; use 1024 to 65535')
   pods = [
     hosts_lib.Host(
-      name=f'{pods_lib.REPLAY}-{index}',
+      name=f'{REPLAY}-{index}',
       # A pod resolves names in its own namespace.
-      replay=hosts_lib.Replay(
-        address=f'{name}-{pods_lib.REPLAY}-{index}.{name}-{pods_lib.REPLAY}', port=port
-      ),
+      replay=hosts_lib.ReplayAddress(address=f'{name}-{REPLAY}-{index}.{name}-{REPLAY}', port=port),
     )
     for index in range(len(shards))
   ]
   for index, learner in enumerate(host.learner for host in hosts.hosts if host.learner):
     if dataclasses.is_dataclass(learner):  # the first of several, to which the others connect
-      learner = dataclasses.replace(learner, address=f'{name}-{pods_lib.LEARNER}-0-{index}.{name}')
-    pods.append(hosts_lib.Host(name=f'{pods_lib.LEARNER}-{index}', learner=learner))
+      learner = dataclasses.replace(learner, address=f'{name}-{LEARNER}-0-{index}.{name}')
+    pods.append(hosts_lib.Host(name=f'{LEARNER}-{index}', learner=learner))
   acting: dict[int, int] = {}
   for host in hosts.hosts:
     if host.actors:
       index = acting[host.actors] = acting.get(host.actors, -1) + 1
-      pods.append(
-        hosts_lib.Host(name=f'{pods_lib.ACTORS}-{host.actors}-{index}', actors=host.actors)
-      )
-  pods.append(hosts_lib.Host(name=f'{pods_lib.EVALUATOR}-0', evaluator=True))
+      pods.append(hosts_lib.Host(name=f'{ACTORS}-{host.actors}-{index}', actors=host.actors))
+  pods.append(hosts_lib.Host(name=f'{EVALUATOR}-0', evaluator=True))
   return hosts_lib.Hosts(hosts=tuple(pods))
 
 
 def make(
-  hosts: hosts_lib.Hosts, config: launch_config.ExperimentConfig, options: pods_lib.Options
+  hosts: hosts_lib.Hosts, config: launch_config.ExperimentConfig, options: Options
 ) -> list[Object]:
   """Makes the Kubernetes objects of a run.
 
@@ -133,7 +239,7 @@ class _Group:
   """Pods that differ only by their index.
 
   Attributes:
-    role: role of the pods, one of pods.ROLES.
+    role: role of the pods, one of ROLES.
     hosts: prefix of the names of their hosts, before '-INDEX'.
     stop_seconds: time between SIGTERM and SIGKILL.
     index: field of a pod's metadata that has its index.
@@ -160,7 +266,7 @@ class _Run:
   """Makes the Kubernetes objects of one run."""
 
   def __init__(
-    self, hosts: hosts_lib.Hosts, config: launch_config.ExperimentConfig, options: pods_lib.Options
+    self, hosts: hosts_lib.Hosts, config: launch_config.ExperimentConfig, options: Options
   ):
     self._name = options.name
     self._options = options
@@ -188,13 +294,9 @@ class _Run:
     yield from self._learner()
     acting = [host.actors for host in self._pods.hosts if host.actors]
     for count in dict.fromkeys(acting):
-      yield self._job(
-        f'{pods_lib.ACTORS}-{count}', pods_lib.ACTORS, acting.count(count), actors=count
-      )
-    yield self._claim(pods_lib.EVALUATOR)
-    yield self._job(
-      pods_lib.EVALUATOR, pods_lib.EVALUATOR, 1, claim=f'{self._name}-{pods_lib.EVALUATOR}'
-    )
+      yield self._job(f'{ACTORS}-{count}', ACTORS, acting.count(count), actors=count)
+    yield self._claim(EVALUATOR)
+    yield self._job(EVALUATOR, EVALUATOR, 1, claim=f'{self._name}-{EVALUATOR}')
 
   def _object(self, api: str, kind: str, suffix: str, role: str = '', **content: Any) -> Object:
     metadata = {
@@ -214,8 +316,8 @@ class _Run:
 
   def _network_policies(self) -> Iterator[Object]:
     run = {'podSelector': {'matchLabels': self._labels()}}
-    replay = {'podSelector': {'matchLabels': self._labels(pods_lib.REPLAY)}}
-    learner = {'podSelector': {'matchLabels': self._labels(pods_lib.LEARNER)}}
+    replay = {'podSelector': {'matchLabels': self._labels(REPLAY)}}
+    learner = {'podSelector': {'matchLabels': self._labels(LEARNER)}}
     port = [{'protocol': 'TCP', 'port': self._port}]
 
     def policy(suffix: str, pods: Object, types: Sequence[str], **rules: Any) -> Object:
@@ -245,10 +347,10 @@ class _Run:
     service = {
       'clusterIP': 'None',
       'publishNotReadyAddresses': True,
-      'selector': self._labels(pods_lib.REPLAY),
+      'selector': self._labels(REPLAY),
       'ports': [{'name': 'reverb', 'port': self._port, 'targetPort': 'reverb'}],
     }
-    yield self._object('v1', 'Service', pods_lib.REPLAY, pods_lib.REPLAY, spec=service)
+    yield self._object('v1', 'Service', REPLAY, REPLAY, spec=service)
     opened = {'tcpSocket': {'port': 'reverb'}}
     container = {
       'ports': [{'name': 'reverb', 'containerPort': self._port}],
@@ -258,33 +360,33 @@ class _Run:
       'readinessProbe': opened | {'periodSeconds': 10},
     }
     shards = _Group(
-      role=pods_lib.REPLAY,
-      hosts=pods_lib.REPLAY,
+      role=REPLAY,
+      hosts=REPLAY,
       stop_seconds=90,
       index=_SET_INDEX,
       arguments=['--stay'],
       container=container,
       restarts=True,
     )
-    claim = {'metadata': {'name': 'data', 'labels': self._labels(pods_lib.REPLAY)}}
+    claim = {'metadata': {'name': 'data', 'labels': self._labels(REPLAY)}}
     spec = {
-      'serviceName': f'{self._name}-{pods_lib.REPLAY}',
+      'serviceName': f'{self._name}-{REPLAY}',
       'replicas': self._num_shards,
       'podManagementPolicy': 'Parallel',
-      'selector': {'matchLabels': self._labels(pods_lib.REPLAY)},
+      'selector': {'matchLabels': self._labels(REPLAY)},
       'template': self._pod(shards),
-      'volumeClaimTemplates': [claim | {'spec': self._claim_spec(pods_lib.REPLAY)}],
+      'volumeClaimTemplates': [claim | {'spec': self._claim_spec(REPLAY)}],
     }
-    yield self._object('apps/v1', 'StatefulSet', pods_lib.REPLAY, pods_lib.REPLAY, spec=spec)
+    yield self._object('apps/v1', 'StatefulSet', REPLAY, REPLAY, spec=spec)
 
   def _learner(self) -> Iterator[Object]:
-    yield self._claim(pods_lib.LEARNER, shared=self._num_learners > 1)
+    yield self._claim(LEARNER, shared=self._num_learners > 1)
     pod = self._pod(
       _Group(
-        role=pods_lib.LEARNER,
-        hosts=pods_lib.LEARNER,
+        role=LEARNER,
+        hosts=LEARNER,
         stop_seconds=120,
-        claim=f'{self._name}-{pods_lib.LEARNER}',
+        claim=f'{self._name}-{LEARNER}',
       )
     )
     if self._options.tpu:
@@ -305,9 +407,9 @@ class _Run:
     spec = {
       'network': {'enableDNSHostnames': True},
       'failurePolicy': failures,
-      'replicatedJobs': [{'name': pods_lib.LEARNER, 'replicas': 1, 'template': {'spec': job}}],
+      'replicatedJobs': [{'name': LEARNER, 'replicas': 1, 'template': {'spec': job}}],
     }
-    jobset = self._object('jobset.x-k8s.io/v1alpha2', 'JobSet', '', pods_lib.LEARNER, spec=spec)
+    jobset = self._object('jobset.x-k8s.io/v1alpha2', 'JobSet', '', LEARNER, spec=spec)
     if self._options.tpu:  # all of it on one slice, which is a node pool
       jobset['metadata']['annotations'] = {
         'alpha.jobset.sigs.k8s.io/exclusive-topology': 'cloud.google.com/gke-nodepool'
@@ -370,7 +472,7 @@ class _Run:
       'containers': [self._container(group)],
       'volumes': self._volumes(group),
     }
-    if group.role == pods_lib.LEARNER and self._accelerators is not None:
+    if group.role == LEARNER and self._accelerators is not None:
       spec['tolerations'] = [
         {'key': self._accelerators[0], 'operator': 'Exists', 'effect': 'NoSchedule'}
       ]
@@ -413,7 +515,7 @@ class _Run:
     ]
     if group.claim is not None:
       volumes.append({'name': 'data', 'persistentVolumeClaim': {'claimName': group.claim}})
-    elif group.role == pods_lib.ACTORS:
+    elif group.role == ACTORS:
       volumes.append({'name': 'data', 'emptyDir': {'sizeLimit': '4Gi'}})
     return volumes
 
@@ -421,7 +523,7 @@ class _Run:
     """Makes the resources of a container: memory is limited to the request, CPU is not limited."""
     cpu, memory = (self._quantity(role, kind, actors) for kind in ('cpu', 'memory'))
     requests, limits = {'cpu': cpu, 'memory': memory}, {'memory': memory}
-    if role == pods_lib.LEARNER and self._accelerators is not None:
+    if role == LEARNER and self._accelerators is not None:
       name, count = self._accelerators
       requests[name] = limits[name] = str(count)
     return {'requests': requests, 'limits': limits}
@@ -434,17 +536,17 @@ class _Run:
     # docs/kubernetes.md has measurements of `node` itself. Replay keeps two checkpoints, and a third while
     # it is written.
     usual = {
-      (pods_lib.REPLAY, 'cpu'): '1',
-      (pods_lib.REPLAY, 'memory'): _gibibytes(self._shard_bytes + 2 * GIBIBYTE),
-      (pods_lib.REPLAY, 'storage'): _gibibytes(3 * self._shard_bytes + GIBIBYTE),
-      (pods_lib.LEARNER, 'cpu'): '4' if large else '2',
-      (pods_lib.LEARNER, 'memory'): '16Gi' if large else '4Gi',
-      (pods_lib.LEARNER, 'storage'): '10Gi',
-      (pods_lib.ACTORS, 'cpu'): str(max(1, actors)),
-      (pods_lib.ACTORS, 'memory'): _gibibytes((1 + actors) * GIBIBYTE),
-      (pods_lib.EVALUATOR, 'cpu'): '1',
-      (pods_lib.EVALUATOR, 'memory'): '2Gi',
-      (pods_lib.EVALUATOR, 'storage'): '1Gi',
+      (REPLAY, 'cpu'): '1',
+      (REPLAY, 'memory'): _gibibytes(self._shard_bytes + 2 * GIBIBYTE),
+      (REPLAY, 'storage'): _gibibytes(3 * self._shard_bytes + GIBIBYTE),
+      (LEARNER, 'cpu'): '4' if large else '2',
+      (LEARNER, 'memory'): '16Gi' if large else '4Gi',
+      (LEARNER, 'storage'): '10Gi',
+      (ACTORS, 'cpu'): str(max(1, actors)),
+      (ACTORS, 'memory'): _gibibytes((1 + actors) * GIBIBYTE),
+      (EVALUATOR, 'cpu'): '1',
+      (EVALUATOR, 'memory'): '2Gi',
+      (EVALUATOR, 'storage'): '1Gi',
     }
     return usual[role, kind]
 

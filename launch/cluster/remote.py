@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hephaestus.launch.cluster import handshake
 from hephaestus.launch.cluster import hosts as hosts_lib
-from hephaestus.launch.processes import rules
+from hephaestus.launch.processes import supervisor
 
 # A connection survives five minutes without the network; then both ends give up.
 ALIVE = ('-oServerAliveInterval=30', '-oServerAliveCountMax=10')
@@ -230,7 +230,7 @@ class Launch:
     self._say = say
     self._lines: queue.Queue = queue.Queue()
     self._connections: list[_Connection] = []
-    self._interrupts = rules.Interrupts()
+    self._interrupts = supervisor.Interrupts()
     self._beaten = 0.0
     self._health = ''
 

@@ -103,6 +103,10 @@ class _Tail:
 class File:
   """Reads one file of metrics as it grows, into a column for each key.
 
+  Args:
+    path: path of the file, which need not exist yet.
+    keep_rows: whether `rows` keeps all rows, too.
+
   Attributes:
     rows: all rows in their written order; empty unless made with `keep_rows`.
     broken: number of damaged lines, which are skipped; 1 if the file cannot be read.

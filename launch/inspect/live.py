@@ -1,9 +1,9 @@
-"""Live reports on the replay of a run: its strata, rates and bottleneck."""
+"""Reports on the replay of a run: its strata, rates and bottleneck, live or as last known."""
 
 import itertools
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
@@ -13,7 +13,6 @@ import psutil
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import history, metrics
-from hephaestus.launch.inspect import last_known
 from hephaestus.launch.run import packages
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.learner import advice
@@ -195,7 +194,7 @@ class Inspection:
     folder, config, _ = self._target
     if folder is None or config is None or self._has_process(folder):
       return None
-    report = last_known.of_replay(folder, config)
+    report = _last_known_replay(folder, config)
     if not report['tables'] and metrics.last(folder / 'metrics' / 'learner.jsonl') is None:
       return None
     return report | {'running': False}
@@ -314,6 +313,66 @@ def inspect(target: str, timeout_seconds: float = 4.0, seconds: float = 1.0) -> 
     return report
   time.sleep(seconds)
   return inspection.report()
+
+
+def _last_known_replay(
+  folder: pathlib.Path, config: launch_config.ExperimentConfig
+) -> dict[str, Any]:
+  """Reads the last known counters of a stopped run's replay, from the newest checkpoint of each shard.
+
+  Args:
+    folder: folder of the run.
+    config: config of the run.
+
+  Returns:
+    The keys of `inspector.Inspector.poll`, where rates, the limiter's state and memory are None; and
+    'saved', unix seconds of the oldest of these checkpoints. 'tables' is empty and 'saved' is None
+    without a checkpoint on this machine, and for an on-policy queue, which has none.
+  """
+  from hephaestus.replay import contents  # TensorFlow and Reverb
+
+  folders = parts_lib.replay_folders(folder, config.replay.num_shards)
+  found = [] if config.record.on_policy else [contents.counts(each) for each in folders]
+  saved = [each for each in found if each is not None]
+  shards = [{} if each is None else _tables_of(each.tables) for each in found]
+  total = inspector.summed([each for each in shards if each])
+  return {
+    'tables': total,
+    'replay_ratio': _ratio(config.replay, total),
+    'limiter': None,
+    'memory': {'sequences': None, 'server': None},
+    'shards': [{'address': '-', 'alive': False, 'tables': each} for each in shards],
+    'seconds': None,
+    'saved': min((each.saved for each in saved), default=None),
+  }
+
+
+def _tables_of(counts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+  """Entries of 'tables' as of `inspector.Inspector.poll`, without rates."""
+  unknown = {'bytes': None, 'inserts_per_second': None, 'samples_per_second': None}
+  return {
+    name: each._asdict()
+    | {
+      'fill': each.size / each.max_size,
+      'unique_share': each.unique_sampled / each.inserted if each.inserted else None,
+      'worker_time': dict.fromkeys(inspector.WORKER_STATES, 0.0),
+      **unknown,
+    }
+    for name, each in counts.items()
+  }
+
+
+def _ratio(
+  config: tables.ReplayConfig, total: Mapping[str, Mapping[str, Any]]
+) -> dict[str, float | None]:
+  sampled = sum(row['sampled'] for name, row in total.items() if name != tables.PARAMS)
+  limiting = total.get(config.limiting_stratum.name)
+  inserted = 0 if limiting is None else limiting['inserted']
+  return {
+    'configured': config.replay_ratio,
+    'achieved': sampled / max(1, inserted - config.warm_up),
+    'recent': None,
+  }
 
 
 def _of_nodes(

@@ -36,8 +36,17 @@ class State(NamedTuple):
 class Policy:
   """A trained agent that chooses greedy or sampled actions; made by `load`.
 
-  Attributes:
+  Args:
     path: folder from which it was loaded, or name of a shipped agent.
+    exported: config, learner step and specs of actions, as an exported policy has them.
+    agent: the agent's pure functions.
+    observation_spec: tree of `dm_env.specs` of one observation.
+    params: acting parameters, arrays on the host or on a device.
+    all_params: all parameters, host arrays; None where they are not stored.
+    environment: environment of the run; None: `config` makes it when it is needed.
+
+  Attributes:
+    path: as given.
     config: config of its run.
     learner_step: number of updates after which its parameters were saved.
     observation_spec: tree of `dm_env.specs` of one observation.

@@ -269,10 +269,11 @@ def _register(env: Any, run: pathlib.Path | None) -> str:
 
 def _can_be_one_process(arguments: argparse.Namespace) -> bool:
   """Whether this is a new run that can be fused, and no argument asks for several processes."""
-  from hephaestus.launch import config_file, records
+  from hephaestus.launch import config as launch_config
+  from hephaestus.launch import records
   from hephaestus.launch.files import folder as folder_lib
 
-  file = config_file.read(arguments.config, arguments.agent)
+  file = launch_config.read_partial(arguments.config, arguments.agent)
   is_new = arguments.run is None or not (arguments.run / folder_lib.CONFIG).exists()
   asked = ('learner.fused', *flags.SEVERAL)
   if not is_new or arguments.expose or any(flags.sets(arguments, key) for key in asked):

@@ -1,14 +1,17 @@
-"""Learning curves of runs with confidence intervals over seeds, and a table for each environment."""
+"""Learning curves: runs grouped by config, with confidence intervals over seeds, and tables of them."""
 
+import collections
+import json
 import math
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from omegaconf import OmegaConf
 
+from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import history
-from hephaestus.launch.report import groups as groups_lib
 
 Y_AXES = {
   'normalised_score': 'score (0: random policy, 1: scripted policy)',
@@ -19,6 +22,32 @@ RESAMPLES = 2000
 CONFIDENCE = 0.95
 FEWEST_SEEDS = 3  # for a confidence interval; fewer get their range instead
 TABLE_POINTS = 10
+# Config keys that may differ between the runs of one curve. They do not change learning, but only when
+# and where metrics are written.
+INDIFFERENT = (
+  'seed', 'max_minutes', 'tensorboard', 'wandb', 'replay.port', 'replay.timeout_seconds',
+  'learner.log_period', 'learner.checkpoint_period', 'learner.checkpoint_updates',
+  'actor.log_period', 'evaluator.period', 'evaluator.period_steps', 'evaluator.video_period',
+)  # fmt: skip
+INDIFFERENT_OF_FUSED = (
+  'learner.max_staleness', 'learner.publish_period', 'replay.max_in_flight', 'replay.num_shards',
+)  # fmt: skip
+INDIFFERENT_OF_FUSED_ON_POLICY = (*INDIFFERENT_OF_FUSED, 'replay')
+MAX_KEYS = 3  # most config keys in a label that is not the user's
+
+
+class Group(NamedTuple):
+  """Runs that form one curve, such as several seeds of one config.
+
+  Attributes:
+    label: name of the group, unique in its environment.
+    environment: name of the environment of all its runs.
+    members: indices of its runs.
+  """
+
+  label: str
+  environment: str
+  members: list[int]
 
 
 class Curve(NamedTuple):
@@ -235,19 +264,21 @@ def _make_figure(
   """Makes the curves of one environment; adds runs without one to `left_out`; ValueError if all are."""
   runs = [run for _, run in members]
   node, metric = _choose(runs, metric, node)
-  found = [(label, run, run.series(node, metric, x)) for label, run in members]
+  series = [run.series(node, metric, x) for run in runs]
   left_out += [
     f'{run.folder}: has no {metric} of the {node} by {history.X_AXES[x]}'
-    for _, run, numbers in found
+    for run, numbers in zip(runs, series, strict=True)
     if numbers is None
   ]
   curves: list[Curve] = []
   colours: list[int] = []
-  for colour, (label, group) in enumerate(groups_lib.grouped(found)):
-    known = [(run, numbers) for run, numbers in group if numbers is not None]
+  for colour, group in enumerate(groups(runs, [label for label, _ in members])):
+    known = [
+      (runs[index], numbers) for index in group.members if (numbers := series[index]) is not None
+    ]
     if not known:
       continue
-    curve = Curve(label, [run for run, _ in known], [numbers for _, numbers in known])
+    curve = Curve(group.label, [run for run, _ in known], [numbers for _, numbers in known])
     start, end = curve.range
     names = ', '.join(str(run.folder) for run in curve.runs)
     if start > end:
@@ -259,9 +290,7 @@ def _make_figure(
     raise ValueError(f'{runs[0].environment}: has no curve')
   firsts = [curve.runs[0] for curve in curves]
   notes = [
-    _notes(
-      curve, x, groups_lib.differing(groups_lib.of_agent(firsts, curve.runs[0].config.agent_name))
-    )
+    _notes(curve, x, _differing(_of_agent(firsts, curve.runs[0].config.agent_name)))
     for curve in curves
   ]
   return Comparison(runs[0].environment, metric, node, x, curves, colours, notes)
@@ -302,10 +331,10 @@ def _notes(curve: Curve, x: str, keys: Sequence[str]) -> str:
   """
   runs = ', '.join(f'{run.folder} (seed {run.config.seed})' for run in curve.runs)
   text = [f'`{curve.label}`: {runs}']
-  if len(keys) > groups_lib.MAX_KEYS:  # the label has a few of them
-    own = groups_lib.config_values(curve.runs[0])
-    text.append('with ' + ', '.join(f'{key}={groups_lib.plain(own.get(key))}' for key in keys))
-  mixed = groups_lib.differing(curve.runs)
+  if len(keys) > MAX_KEYS:  # the label has a few of them
+    own = _config_values(curve.runs[0])
+    text.append('with ' + ', '.join(f'{key}={_plain(own.get(key))}' for key in keys))
+  mixed = _differing(curve.runs)
   if len({run.config.agent_name for run in curve.runs}) > 1:
     text.append('its runs have different agents')
   elif mixed:
@@ -322,6 +351,116 @@ def _notes(curve: Curve, x: str, keys: Sequence[str]) -> str:
       f'run ends at {_place(max(ends), x)}'
     )
   return '; '.join(text)
+
+
+def _is_indifferent(key: str, run: history.History) -> bool:
+  """Whether a run's curve does not depend on the config key at this path."""
+  names = [*INDIFFERENT, *run.config.record.indifferent_keys]
+  if run.config.fused:
+    on_policy = run.config.record.on_policy
+    names += INDIFFERENT_OF_FUSED_ON_POLICY if on_policy else INDIFFERENT_OF_FUSED
+  return any(key == name or key.startswith(f'{name}.') for name in names)
+
+
+def _config_values(run: history.History) -> dict[str, Any]:
+  """Config values that a run's curve depends on, by path."""
+  values = launch_config.flatten(OmegaConf.to_container(OmegaConf.structured(run.config)))
+  return {key: value for key, value in values.items() if not _is_indifferent(key, run)}
+
+
+def _kinds(values: Sequence[dict[str, Any]], keys: Sequence[str]) -> int:
+  """Number of different configs, compared by `keys` alone."""
+  return len({tuple(str(each.get(key)) for key in keys) for each in values})
+
+
+def _differing(runs: Sequence[history.History]) -> list[str]:
+  """Paths of the config keys that differ between runs and change their curves."""
+  values = [_config_values(run) for run in runs]
+  known = dict.fromkeys(key for each in values for key in each)
+  keys = [key for key in known if _kinds(values, [key]) > 1]
+  # A key that one run does not use is no difference, unless it is needed to tell runs apart.
+  of_all = [key for key in keys if not any(_is_indifferent(key, run) for run in runs)]
+  return of_all if _kinds(values, of_all) == _kinds(values, keys) else keys
+
+
+def groups(
+  histories: Sequence[history.History], labels: Sequence[str | None] | None = None
+) -> list[Group]:
+  """Groups runs into curves.
+
+  Within an environment, runs with the same label from the user form a group, and so do runs without a
+  label that differ only in their seed, or in other config keys that do not change learning.
+
+  Args:
+    histories: the runs.
+    labels: the user's label of each run, or None; None for no labels at all.
+
+  Returns:
+    The groups in the order of their first runs; groups of one environment are adjacent.
+
+  Raises:
+    ValueError: two groups of an environment have the same label.
+  """
+  given = labels or [None] * len(histories)
+  found: list[Group] = []
+  for environment in dict.fromkeys(run.environment for run in histories):
+    members: dict[Any, list[int]] = collections.defaultdict(list)
+    for index, (label, run) in enumerate(zip(given, histories, strict=True)):
+      if run.environment == environment:
+        key = label or (run.config.agent_name, json.dumps(_config_values(run), sort_keys=True))
+        members[key].append(index)
+    unlabelled = [key for key in members if not isinstance(key, str)]
+    made = _labels([histories[members[key][0]] for key in unlabelled])
+    names = dict(zip(unlabelled, made, strict=True))
+    all_names = [names.get(key, key) for key in members]
+    for name in all_names:
+      if all_names.count(name) > 1:
+        raise ValueError(f'--label {name}: is the name of another curve, too; give another')
+    found += map(Group, all_names, [environment] * len(members), members.values())
+  return found
+
+
+def _labels(runs: Sequence[history.History]) -> list[str]:
+  """A label for each run that tells it apart: the agent, and a few `key=value`."""
+  labels = []
+  for run in runs:
+    rivals = _of_agent(runs, run.config.agent_name)
+    keys = _differing(rivals)
+    shown = (
+      keys
+      if len(keys) <= MAX_KEYS
+      else _separating_keys([_config_values(each) for each in rivals], keys)
+    )
+    parts = [f'{_short(key, keys)}={_plain(_config_values(run).get(key))}' for key in shown]
+    if len(shown) < len(keys):
+      parts.append('…')
+    words = [run.config.agent_name] if len(rivals) < len(runs) or not parts else []
+    labels.append(' '.join([*words, ', '.join(parts)]).strip())
+  return labels
+
+
+def _of_agent(runs: Sequence[history.History], name: str) -> list[history.History]:
+  """The runs of the agent of this name."""
+  return [run for run in runs if run.config.agent_name == name]
+
+
+def _separating_keys(values: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[str]:
+  """A few keys that tell all configs apart, chosen greedily by the number of different ones."""
+  chosen: list[str] = []
+  while _kinds(values, chosen) < _kinds(values, keys):
+    chosen.append(max(keys, key=lambda key: _kinds(values, [*chosen, key])))
+  return chosen
+
+
+def _short(key: str, keys: Sequence[str]) -> str:
+  """The last part of a path, or the whole path if another one ends with the same part."""
+  last = key.rsplit('.', 1)[-1]
+  return key if [other.rsplit('.', 1)[-1] for other in keys].count(last) > 1 else last
+
+
+def _plain(value: Any) -> str:
+  """A config value as text: JSON, but text without quotes."""
+  return value if isinstance(value, str) else json.dumps(value)
 
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ import numpy as np
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import history, metrics
 from hephaestus.launch.inspect import device_replay, live, terminal
-from hephaestus.launch.report import panels
+from hephaestus.launch.report import curves, panels
 
 MEDIA_TYPES = {'.mp4': 'video/mp4', '.webm': 'video/webm'}
 MOST_VIDEOS = 6  # newest videos of a run that are shown
@@ -69,7 +69,7 @@ class Dashboard:
         self.left_out.append(str(error))
     if not self._histories:
       raise ValueError('; '.join(self.left_out) or 'no runs are given; name their folders')
-    self._groups = panels.groups(self._histories)
+    self._groups = curves.groups(self._histories)
     self._differences = panels.differences(self._histories)
     self._drawn: dict[tuple[str, int], tuple[Any, str]] = {}
     self._reports = [_Reports(each.folder) for each in self._histories]
@@ -180,10 +180,8 @@ class Dashboard:
     known = self._drawn.get((x, index))
     if known is None or known[0] != version:
       pairs = dict.fromkeys(pair for each in members for pair in each.metrics())
-      curves = {key: panels.curve(members, key, x) for key in map('/'.join, pairs)}
-      text = json.dumps(
-        {key: _to_json(curve) for key, curve in curves.items() if curve is not None}
-      )
+      drawn = {key: panels.curve(members, key, x) for key in map('/'.join, pairs)}
+      text = json.dumps({key: _to_json(curve) for key, curve in drawn.items() if curve is not None})
       known = self._drawn[x, index] = version, text
     return known[1]
 

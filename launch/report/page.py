@@ -111,7 +111,7 @@ def _body(
   videos: '_Videos',
   x: str,
 ) -> str:
-  groups = panels.groups(histories, [label for _, label in made.runs]) if histories else []
+  groups = curves.groups(histories, [label for _, label in made.runs]) if histories else []
   group_of = {index: at for at, group in enumerate(groups) for index in group.members}
   # As in a table, each environment has its own colours, from the first.
   environments = list(dict.fromkeys(group.environment for group in groups)) or [
@@ -159,7 +159,7 @@ def _sections(
   name: str,
   heading: str,
   table: tuple[curves.Comparison, str] | None,
-  groups: Sequence[panels.Group],
+  groups: Sequence[curves.Group],
   histories: Sequence[history.History],
   pictures: pictures_lib.Pictures,
   x: str,

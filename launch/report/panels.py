@@ -15,7 +15,6 @@ from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import history, metrics
 from hephaestus.launch.report import curves
-from hephaestus.launch.report import groups as groups_lib
 
 PAGE = pathlib.Path(__file__).parent / 'assets'  # a report uses its style, too
 VIDEOS = ('.gif', '.mp4', '.webm')
@@ -96,20 +95,6 @@ DREAM_NOTE = (
 )
 
 
-class Group(NamedTuple):
-  """Runs that form one curve, such as several seeds of one config.
-
-  Attributes:
-    label: name of the group, unique in its environment.
-    environment: name of the environment of all its runs.
-    members: indices of its runs.
-  """
-
-  label: str
-  environment: str
-  members: list[int]
-
-
 class Chart(NamedTuple):
   """One picture of a metric's curves.
 
@@ -140,32 +125,6 @@ class GroupCurve(NamedTuple):
   low: np.ndarray
   high: np.ndarray
   seeds: list[history.Series]
-
-
-def groups(
-  histories: Sequence[history.History], labels: Sequence[str | None] | None = None
-) -> list[Group]:
-  """Groups runs into curves, see `groups.grouped`.
-
-  Args:
-    histories: the runs.
-    labels: the user's label of each run, or None; None for no labels at all.
-
-  Returns:
-    The groups; those of one environment are adjacent.
-
-  Raises:
-    ValueError: two groups of an environment have the same label.
-  """
-  runs = list(histories)
-  given = labels or [None] * len(runs)
-  found_groups = []
-  for environment in dict.fromkeys(run.environment for run in runs):
-    found = [(given[at], run, at) for at, run in enumerate(runs) if run.environment == environment]
-    for label, members in groups_lib.grouped(found):
-      words = label or runs[members[0][1]].config.agent_name
-      found_groups.append(Group(words, environment, [index for _, index in members]))
-  return found_groups
 
 
 def names(folders: Sequence[pathlib.Path]) -> list[str]:

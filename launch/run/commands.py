@@ -62,10 +62,10 @@ class _Help(argparse.Action):
     super().__init__(option_strings, dest=argparse.SUPPRESS, nargs=0, help=help)
 
   def __call__(self, parser: argparse.ArgumentParser, *unused: Any) -> None:
-    from hephaestus.launch import config_file
+    from hephaestus.launch import config as launch_config
     from hephaestus.launch.agents import dreamer, presets
 
-    meanings = config_file.meanings(presets.laptop('catch'))
+    meanings = launch_config.meanings(presets.laptop('catch'))
     width = max(map(len, dreamer.BASIC))
     parser.epilog = '\n'.join([
       'basic keys for --set, as in --set agent.gamma=0.995 actor.num_envs=32:',
@@ -87,13 +87,13 @@ def train(arguments: argparse.Namespace) -> int:
 
 def _config(arguments: argparse.Namespace) -> int:
   from hephaestus.actors import environments
-  from hephaestus.launch import config_file
+  from hephaestus.launch import config as launch_config
 
   with contextlib.redirect_stdout(sys.stderr):  # stdout is a file for --config
     config = flags.make_config(arguments)
     options = dict(config.environment)
     environments.check(options.pop('name'), options)
-  print(config_file.to_yaml(config), end='')
+  print(launch_config.to_commented_yaml(config), end='')
   return 0
 
 

@@ -11,7 +11,7 @@ from hephaestus.launch import records
 from hephaestus.launch.run import packages
 
 if TYPE_CHECKING:
-  from hephaestus.launch import config_file
+  from hephaestus.launch import config as launch_config
 
 IMPORTING = 'importing JAX and more, some seconds'  # first line of a command, on stderr
 # Keys that ask for a run of several processes where they are above 1.
@@ -214,14 +214,14 @@ def sets(arguments: argparse.Namespace, key: str) -> bool:
   return any(each.startswith(f'{key}=') for each in arguments.set) or key in _file(arguments).values
 
 
-def _file(arguments: argparse.Namespace) -> 'config_file.ConfigFile':
-  """Reads the file of --config, see `config_file.read`; an empty content where there is no such flag."""
-  from hephaestus.launch import config_file
+def _file(arguments: argparse.Namespace) -> 'launch_config.ConfigFile':
+  """Reads the file of --config, see `launch_config.read_partial`; an empty content where there is no such flag."""
+  from hephaestus.launch import config as launch_config
 
-  return config_file.read(getattr(arguments, 'config', None), arguments.agent)
+  return launch_config.read_partial(getattr(arguments, 'config', None), arguments.agent)
 
 
-def _values(file: 'config_file.ConfigFile', config: Any) -> dict[str, Any]:
+def _values(file: 'launch_config.ConfigFile', config: Any) -> dict[str, Any]:
   """The values of a configuration file; if `config` has another environment, without `environment.*`."""
   if file.env in (None, config.environment['name']):
     return dict(file.values)

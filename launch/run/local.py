@@ -18,7 +18,7 @@ from hephaestus.launch import config as launch_config
 from hephaestus.launch import user_errors
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import metrics
-from hephaestus.launch.processes import fork_server, rules, supervisor
+from hephaestus.launch.processes import fork_server, supervisor
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import preflight, variables
 from hephaestus.launch.run import progress as progress_lib
@@ -62,17 +62,22 @@ def train(
 ) -> int:
   """Runs all nodes, or a host's share of them, until the run ends, is interrupted or fails.
 
-  ValueError if another launcher has locked the folder, or a port or an address cannot be used.
-
   Args:
+    config: config of the run.
     folder: folder of the run, made by `folder.open_run`.
     forks: forks the nodes; None: each node is a new program, which imports everything itself.
     share: nodes of this host, in a run on several; None for all nodes.
     exposed: whether other machines may reach replay here.
+    profile: learner updates to trace; actor 0 is traced at about the same time. None for no trace.
+    tracing_seconds: time that the launcher took to trace the agent, which tells how fast this machine
+      is; None if unknown, then no time of the start is estimated.
 
   Returns:
     The exit code: 0 when finished or stopped in order by SIGTERM (130 by Ctrl-C, `STOPPED` for a
     stopped share), 1 when a node failed for good or the learner's last checkpoint failed.
+
+  Raises:
+    ValueError: another launcher has locked the folder, or a port or an address cannot be used.
   """
   with folder_lib.only_one(folder):
     if share is None and config.learner.num_processes > 1:
@@ -86,13 +91,13 @@ def train(
         _processes(nodes, config, commands, [*addresses, *filter(None, [coordinator])]),
         until=nodes.ends(commands),
         is_over=watcher.is_over,
-        restarts=rules.Restarts(
+        restarts=supervisor.Restarts(
           # A node that fails three times in a row, each in its first minute, will go on failing.
           max_fast_failures=3,
           healthy_seconds=60.0,
           together=[[name for name in commands if name in nodes.learners]],
         ),
-        stopping=rules.Stopping(
+        stopping=supervisor.Stopping(
           # Actors first: nothing is inserted after the last checkpoints, which the learner asks for.
           order=[
             [name for name in commands if name not in (*nodes.learners, *nodes.replay)],

@@ -276,7 +276,7 @@ def _experience(
 ) -> replayed.Experience:
   """Makes the learner's access to the counts and checkpoints of replay; only its first process counts."""
   folders = enumerate(parts_lib.replay_folders(run, len(replay)))
-  collected: Callable[[], collected_lib.Steps | None] = lambda: None
+  collected: Callable[[], collected_lib.StepCounts | None] = lambda: None
   staleness = None
   if is_first:
     collected = collected_steps(config, replay, parts_lib.LEARNER, run / folder_lib.COLLECTED)
@@ -337,7 +337,7 @@ def build_actor(
 
   return actor.Actor(
     unroll=parts.unroll,
-    replay=actor.Replay(
+    replay=actor.ReplayConnections(
       source=source,
       writer=writer.Writer(
         _addresses(replay),
@@ -361,7 +361,14 @@ def build_evaluator(
   launch_id: int,
   replay: Sequence['reverb.Client'],
 ) -> evaluator.Evaluator:
-  """Makes the evaluator node; arguments as in `build_actor`."""
+  """Makes the evaluator node.
+
+  Args:
+    config: config of the run.
+    run: folder of the run.
+    launch_id: number of this launch, see `program.make_program`.
+    replay: clients of all shards of replay.
+  """
   should_stop = _stop_signal(config)
   parts = parts_lib.make_parts(config)
   play = episodes.Play(

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from hephaestus.launch.processes import fork_server, rules
+from hephaestus.launch.processes import fork_server, supervisor
 
 INTERRUPTED = 130  # exit code, as of a shell: 128 + SIGINT
 POLL_SECONDS = 0.1
@@ -144,7 +144,7 @@ def run_all(
   Returns:
     The exit code, and the number of jobs that are not done.
   """
-  with rules.Interrupts() as interrupts:
+  with supervisor.Interrupts() as interrupts:
     pool = _Pool(jobs, cores, say)
     passed_on = 0
     while pool.advance(stopping=interrupts.count > 0):

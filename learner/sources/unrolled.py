@@ -18,7 +18,7 @@ import numpy as np
 
 from hephaestus.learner import checkpoint as checkpoint_lib
 from hephaestus.learner import devices as devices_lib
-from hephaestus.learner import loop, ppo_update
+from hephaestus.learner import loop
 from hephaestus.learner.sources import staleness
 from hephaestus.replay import buffer as buffer_lib
 
@@ -77,8 +77,8 @@ class ReplayState(NamedTuple):
 
   Attributes:
     buffer: this device's sequences.
-    credit: [] int32, grows by `Replay.rate.numerator` for each sequence after warm-up; each update
-      needs and takes `Replay.rate.denominator`. Exact, and equal on all devices.
+    credit: [] int32, grows by `ReplaySizes.rate.numerator` for each sequence after warm-up; each update
+      needs and takes `ReplaySizes.rate.denominator`. Exact, and equal on all devices.
   """
 
   buffer: buffer_lib.Buffer
@@ -104,7 +104,7 @@ class FusedState(NamedTuple):
   replay: Tree = ()
 
 
-class Memory(NamedTuple):
+class MemoryEstimate(NamedTuple):
   """Estimated bytes that a run needs on each device.
 
   Attributes:
@@ -130,14 +130,14 @@ class Resume(NamedTuple):
   warn: Callable[[str], None] = lambda text: None
 
 
-class Program:
+class FusedProgram:
   """A loop of unrolls and updates, as one compiled program on some devices.
 
   `compile` comes before `iterate`: a compiled program cannot be traced again, so other shapes are an
   error.
 
   Args:
-    update: the agent's `loop.Update`; that of an on-policy agent also has a `footprint`.
+    update: the agent's `loop.Update`; of an on-policy agent, its `loop.FusedUpdate`.
     acting_params: params -> acting params.
     environments: the `Environments` of each device, and their unroll.
     devices: devices that share environments, replay and batches.
@@ -157,7 +157,7 @@ class Program:
     acting_params: Callable[[Tree], Tree],
     environments: Any,
     devices: list[jax.Device],
-    replay: buffer_lib.Replay | None = None,
+    replay: buffer_lib.ReplaySizes | None = None,
   ):
     self.update = update
     self._acting_params = acting_params
@@ -196,7 +196,9 @@ class Program:
     }
     return state._replace(key=jax.random.key_data(key), worlds=env_state), sequence, played
 
-  def _store(self, stored: ReplayState, sequence: Any, replay: buffer_lib.Replay) -> ReplayState:
+  def _store(
+    self, stored: ReplayState, sequence: Any, replay: buffer_lib.ReplaySizes
+  ) -> ReplayState:
     """Adds sequences [n, T, ...] to the replay of one device, with the updates that they allow."""
     before = stored.buffer
     after = buffer_lib.add(before, sequence)
@@ -205,7 +207,7 @@ class Program:
     return ReplayState(after, stored.credit + earned)
 
   def _sample(
-    self, state: FusedState, replay: buffer_lib.Replay
+    self, state: FusedState, replay: buffer_lib.ReplaySizes
   ) -> tuple[FusedState, Any, loop.Metrics]:
     """Unrolls until an update is allowed, then samples; as `_unroll`, but returns a batch [b, T, ...]."""
     train = state.train
@@ -226,7 +228,7 @@ class Program:
     state, batch = self._draw(state, replay)
     return state._replace(train=train), batch, played
 
-  def _draw(self, state: FusedState, replay: buffer_lib.Replay) -> tuple[FusedState, Any]:
+  def _draw(self, state: FusedState, replay: buffer_lib.ReplaySizes) -> tuple[FusedState, Any]:
     """Samples a batch [b, T, ...] on one device, which takes the credit of one update."""
     count = len(self.devices)
     key, shared_key = jax.random.split(jax.random.wrap_key_data(state.key))
@@ -254,7 +256,7 @@ class Program:
     result: tuple[FusedState, loop.Metrics] = jax.lax.fori_loop(0, count, body, (state, sums))
     return result
 
-  def memory(self) -> Memory:
+  def memory(self) -> MemoryEstimate:
     """Estimates memory by shapes alone, before anything is compiled.
 
     An on-policy update needs the most while steps are flattened from sequences, when there are two
@@ -262,15 +264,15 @@ class Program:
     rest is fused away. `compile` returns the compiler's figure.
     """
     state, sequence = self._one_device
-    size = ppo_update.num_bytes
+    size = devices_lib.num_bytes
     permanent = size((state.train, state.worlds))
     if self.replay is not None:
       stored = size(self._replay_shapes().buffer) // len(self.devices)
       per_device = len(self.replay.sizes) // len(self.devices)
       batch = size(sequence) + per_device * size(_schema(sequence)) + size(state.train.params)
-      return Memory(permanent, batch, stored)
+      return MemoryEstimate(permanent, batch, stored)
     used = self.update.footprint(state.train.params, sequence)
-    return Memory(
+    return MemoryEstimate(
       state=permanent,
       batch=max(
         size(sequence) + 2 * used.steps + used.forward,
@@ -279,13 +281,31 @@ class Program:
     )
 
   @functools.cached_property
+  def _train_shapes(self) -> Any:
+    """Shapes of the train state; ValueError if the update lacks what a run in one process reads."""
+    fields, functions = ['params', 'step'], []
+    if self.replay is None:
+      fields, functions = [*fields, 'opt_state'], ['environment_step', 'footprint']
+    train = jax.eval_shape(self.update.init, jax.eval_shape(lambda: jax.random.key(0)))
+    lacking = [
+      *(f'the function {name}' for name in functions if not hasattr(self.update, name)),
+      *(f'the field {name} of its train state' for name in fields if not hasattr(train, name)),
+    ]
+    if lacking:
+      raise ValueError(
+        f"learner.fused=True: the agent's update lacks {', '.join(lacking)}; see docs/agents.md, or use "
+        '--no-fused'
+      )
+    return train
+
+  @functools.cached_property
   def _one_device(self) -> tuple[FusedState, Any]:
     """Shapes of one device's state, without its replay, and of the sequences of its unroll."""
     return self._shapes_on_one_device()
 
   def _shapes_on_one_device(self) -> tuple[FusedState, Any]:
     key = jax.eval_shape(lambda: jax.random.key(0))
-    train = jax.eval_shape(self.update.init, key)
+    train = self._train_shapes
     envs = jax.eval_shape(self.environments.init, key)
     acting = jax.eval_shape(self._acting_params, train.params)
     _, sequence, _ = jax.eval_shape(self.environments.unroll, acting, key, envs, train.step, 0)
@@ -386,7 +406,7 @@ class Program:
   def environment_step(self, state: FusedState) -> int:
     """Environment steps collected in the whole run, read from a state on the devices."""
     if self.replay is None:
-      return ppo_update.environment_step(part_of(state.train, 0))
+      return int(self.update.environment_step(part_of(state.train, 0)))
     inserted = int(part_of(state.replay.buffer.inserted, 0))
     return inserted * len(self.devices) * self.environments.num_steps
 
@@ -435,7 +455,9 @@ class Unrolled(loop.Source):
 
   seconds_left: float | None = None
 
-  def __init__(self, program: Program, *, max_environment_steps: int, resume: Resume | None = None):
+  def __init__(
+    self, program: FusedProgram, *, max_environment_steps: int, resume: Resume | None = None
+  ):
     self._program, self._resume = program, resume or Resume()
     self._max_environment_steps = max_environment_steps
     self._environment_step = 0

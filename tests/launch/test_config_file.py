@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from hephaestus.launch import config, config_file, main, records
+from hephaestus.launch import config, main, records
 from hephaestus.launch.agents import presets
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.run import flags
@@ -28,20 +28,20 @@ def make(tmp_path):
 @pytest.mark.parametrize('preset', MACHINES)
 def test_printed_config_is_a_file_of_the_same_config(preset, agent, make):
   made = config.override(config.of_preset(agent, preset, 'catch'), ['environment.rows=7', 'seed=3'])
-  assert make(config_file.to_yaml(made), '--preset', 'laptop') == made
+  assert make(config.to_commented_yaml(made), '--preset', 'laptop') == made
 
 
 @pytest.mark.parametrize('agent', records.AGENTS)
 def test_every_key_has_a_comment(agent):
   made = config.of_preset(agent, 'laptop', 'catch')
-  known = config_file.meanings(made)
+  known = config.meanings(made)
   keys = config.flatten(dataclasses.asdict(made))
   assert [key for key in keys if key not in known and not key.startswith('environment.')] == []
-  text = config_file.to_yaml(made)
+  text = config.to_commented_yaml(made)
   assert all(f'  # {comment}\n' in text for comment in known.values())
 
 
-def test_comment_is_of_the_docstring_or_beside_the_field():
+def test_comment_is_of_the_docstring_or_of_the_line_of_the_field():
   @dataclasses.dataclass
   class Sizes:
     """Sizes.
@@ -55,7 +55,7 @@ def test_comment_is_of_the_docstring_or_beside_the_field():
     depth: int = 2  # layers
     dropout: float = 0.0
 
-  assert config_file.comments(Sizes) == {
+  assert config.comments(Sizes) == {
     'width': 'units of a layer, in all of them',
     'depth': 'layers',
   }
@@ -149,6 +149,6 @@ def test_deeply_nested_file_is_refused(tmp_path, text):
   """The parser in C would end the process by a segmentation fault."""
   path = tmp_path / 'config.yaml'
   path.write_text(text)
-  for read in (config.load, config_file.read):
+  for read in (config.load, config.read_partial):
     with pytest.raises(ValueError, match=f'{path}.*nested more than 100 deep'):
       read(path)

@@ -15,6 +15,7 @@ from hephaestus.agents import masked_ppo
 from hephaestus.launch.files import metrics
 from hephaestus.learner import checkpoint, loop, ppo_update
 from hephaestus.learner import config as learner_config
+from hephaestus.learner import devices as devices_lib
 from hephaestus.learner.sources import unrolled
 
 NUM_WORLDS, NUM_STEPS = 16, 8
@@ -53,7 +54,9 @@ def make_fused(
     return unroll.unroll(*arguments)
 
   envs = unrolled.Environments(unroll.init, act, num_envs, NUM_STEPS)
-  made = unrolled.Program(update, ppo.agent.acting_params, envs, jax.local_devices()[:num_devices])
+  made = unrolled.FusedProgram(
+    update, ppo.agent.acting_params, envs, jax.local_devices()[:num_devices]
+  )
   if compiled:
     made.compile()
   return made
@@ -124,8 +127,8 @@ def test_eight_devices_split_environments_and_keep_replicas_equal(on_eight_devic
 def test_memory_is_estimated_from_shapes_and_split_over_devices(program, on_eight_devices):
   whole, share = program.memory(), on_eight_devices.memory()
   state = program.shapes()
-  assert whole.state == ppo_update.num_bytes((state.train, state.worlds))
-  parts = ppo_update.num_bytes(state.train.params), ppo_update.num_bytes(state.worlds)
+  assert whole.state == devices_lib.num_bytes((state.train, state.worlds))
+  parts = devices_lib.num_bytes(state.train.params), devices_lib.num_bytes(state.worlds)
   assert whole.state == pytest.approx(3 * parts[0] + parts[1], rel=0.01)  # two moments
   assert whole.batch == pytest.approx(8 * share.batch, rel=0.2)
 

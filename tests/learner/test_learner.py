@@ -135,7 +135,7 @@ class Run:
     stop = threading.Event()
     node = actor.Actor(
       unroll=self.parts.unroll,
-      replay=actor.Replay(
+      replay=actor.ReplayConnections(
         source=parameters.Subscription(self.address, self.parts.params_schema),
         writer=writer.Writer(self.address, REPLAY.strata, self.parts.schema),
         environment_step=lambda: (self.inserted() or 0) * (NUM_ROWS - 1),

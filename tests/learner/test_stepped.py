@@ -1,6 +1,8 @@
 """Updates between unrolls on the host: what is stored, how often it updates, and a stop within an unroll."""
 
+import collections
 import fractions
+import types
 from typing import NamedTuple
 
 import jax
@@ -10,6 +12,7 @@ import pytest
 
 from hephaestus.actors import rollout
 from hephaestus.learner import config as learner_config
+from hephaestus.learner import devices as devices_lib
 from hephaestus.learner import loop, ppo_update
 from hephaestus.learner.sources import stepped
 from hephaestus.replay import buffer
@@ -28,6 +31,7 @@ class Train(NamedTuple):
   params: jax.Array
   step: jax.Array
   environment_step: jax.Array
+  opt_state: tuple = ()
 
 
 class Update:
@@ -41,6 +45,12 @@ class Update:
     read = jax.lax.psum(batch.number.sum(), 'devices')
     steps = train.environment_step + jnp.asarray([NUM_ENVS * NUM_STEPS, 0], jnp.uint32)
     return Train(train.params + read, train.step + 1, steps), {'read': read}
+
+  def environment_step(self, train):
+    return ppo_update.environment_step(train)
+
+  def footprint(self, params, sequence):
+    return loop.Footprint(steps=devices_lib.num_bytes(sequence))
 
 
 class Environments:
@@ -104,7 +114,7 @@ def make_replay(**changes):
     'warm_up': 8,
     'rate': fractions.Fraction(3, 8),
   }
-  return buffer.Replay(**values | changes)
+  return buffer.ReplaySizes(**values | changes)
 
 
 class Rows(list):
@@ -154,6 +164,18 @@ def test_on_policy_update_reads_each_unroll_once(num_devices):
   whole = program.gather(made.state)
   assert whole.train.params == sum(80 * unroll + 28 for unroll in range(3))
   assert ppo_update.environment_step(whole.train) == 3 * NUM_ENVS * NUM_STEPS
+
+
+def test_update_that_cannot_count_its_steps_is_refused_with_what_it_lacks():
+  params = collections.namedtuple('Params', ['params'])
+  update = types.SimpleNamespace(init=lambda key: params(jnp.zeros(())))
+  envs, devices = Environments(), jax.local_devices()[:1]
+  on_host = stepped.HostEnvironments(
+    envs.init, envs.unroll, NUM_ENVS, NUM_STEPS, envs.shapes, envs.close
+  )
+  program = stepped.HostProgram(update, lambda params: params, on_host, devices)
+  with pytest.raises(ValueError, match=r'environment_step.*footprint.*the field step.*opt_state'):
+    program.memory()
 
 
 def test_stop_within_an_unroll_keeps_the_state_before_it():

@@ -21,7 +21,7 @@ DEADLINE_SECONDS = 30.0
 LAUNCHER = """
 import pathlib, signal, sys
 import imported_before
-from hephaestus.launch.processes import rules, supervisor
+from hephaestus.launch.processes import supervisor
 from hephaestus.launch.processes import fork_server
 signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # of the launcher only
 forks = fork_server.ForkServer()
@@ -35,7 +35,7 @@ outcome = supervisor.Supervisor(
     'actor-0', [sys.executable, str(script), '--some', 'flag'], {'OWN': 'variable'}, folder / 'log',
   )],
   until=['actor-0'],
-  restarts=rules.Restarts(backoff_seconds=0.01, max_fast_failures=2, max_fast_kills=2), forks=forks,
+  restarts=supervisor.Restarts(backoff_seconds=0.01, max_fast_failures=2, max_fast_kills=2), forks=forks,
   on_event=lambda event: print(event.kind, event.exit_code, event.pid, flush=True),
 ).run()
 forks.close()

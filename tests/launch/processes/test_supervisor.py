@@ -12,7 +12,7 @@ import polling
 import psutil
 import pytest
 
-from hephaestus.launch.processes import rules, supervisor
+from hephaestus.launch.processes import supervisor
 
 # Another test of this process may have loaded JAX, which no launcher does.
 pytestmark = pytest.mark.filterwarnings('ignore:os.fork:RuntimeWarning')
@@ -171,7 +171,7 @@ def test_killed_process_is_restarted_alone(make):
     processes,
     until=['actor'],
     on_event=on_event,
-    restarts=rules.Restarts(backoff_seconds=0.01),
+    restarts=supervisor.Restarts(backoff_seconds=0.01),
   ).run()
   assert outcome.restarts == {'replay': 0, 'actor': 1}
   assert outcome.interrupted
@@ -200,7 +200,7 @@ def test_processes_that_share_a_fate_restart_together(make):
     processes,
     until=['actor'],
     on_event=on_event,
-    restarts=rules.Restarts(together=[names], backoff_seconds=0.01),
+    restarts=supervisor.Restarts(together=[names], backoff_seconds=0.01),
   ).run()
   assert outcome.restarts == {'learner-0': 1, 'learner-1': 1, 'learner-2': 1, 'actor': 0}
   assert [name for kind, name in events if kind == 'restarting'] == ['learner-1']
@@ -220,7 +220,7 @@ def test_children_of_killed_process_end_before_its_restart(make):
 
   in_background(kill_the_parent)
   outcome = supervisor.Supervisor(
-    [parent], until=['actor'], restarts=rules.Restarts(backoff_seconds=0.01)
+    [parent], until=['actor'], restarts=supervisor.Restarts(backoff_seconds=0.01)
   ).run()
   first, second = map(int, words_after(parent.log, 'grandchild'))
   assert outcome.restarts == {'actor': 1}
@@ -243,7 +243,7 @@ def test_backoff_doubles_up_to_its_bound_before_giving_up(make):
     [replay, failing],
     until=['learner'],
     on_event=events.append,
-    restarts=rules.Restarts(backoff_seconds=0.01, max_backoff_seconds=0.05),
+    restarts=supervisor.Restarts(backoff_seconds=0.01, max_backoff_seconds=0.05),
   ).run()
   delays = [event.delay_seconds for event in events if event.kind == 'restarting']
   assert delays == [0.01, 0.02, 0.04, 0.05]
@@ -277,7 +277,7 @@ def test_healthy_run_resets_failure_count(make, tmp_path):
     [process],
     until=['learner'],
     on_event=events.append,
-    restarts=rules.Restarts(healthy_seconds=0.0, max_fast_failures=3, backoff_seconds=0.01),
+    restarts=supervisor.Restarts(healthy_seconds=0.0, max_fast_failures=3, backoff_seconds=0.01),
   ).run()
   assert outcome.exit_code == 0
   assert outcome.restarts == {'learner': 8}
@@ -296,7 +296,7 @@ def test_kills_and_external_exit_codes_get_more_restarts_than_failures(make, pro
     [process],
     until=['actor'],
     on_event=events.append,
-    restarts=rules.Restarts(
+    restarts=supervisor.Restarts(
       max_fast_failures=1, max_fast_kills=4, backoff_seconds=0.01, max_backoff_seconds=0.02
     ),
   ).run()
@@ -310,7 +310,7 @@ def test_command_that_does_not_exist_is_given_up(make):
   outcome = supervisor.Supervisor(
     [process],
     until=['learner'],
-    restarts=rules.Restarts(max_fast_failures=2, backoff_seconds=0.01),
+    restarts=supervisor.Restarts(max_fast_failures=2, backoff_seconds=0.01),
   ).run()
   assert outcome.exit_code == 1
   assert outcome.failed_exit_code == supervisor.CANNOT_START
@@ -332,7 +332,7 @@ def test_groups_stop_one_after_another(make):
     list(processes.values()),
     until=['learner'],
     on_event=events.append,
-    stopping=rules.Stopping(order=[['actor-0', 'actor-1'], ['learner'], ['replay']]),
+    stopping=supervisor.Stopping(order=[['actor-0', 'actor-1'], ['learner'], ['replay']]),
   ).run()
   assert outcome.interrupted
   assert outcome.exit_code == 0
@@ -362,7 +362,7 @@ def test_process_that_ignores_sigterm_is_killed_after_its_grace(make):
     processes,
     until=['actor'],
     on_event=events.append,
-    stopping=rules.Stopping(order=[['actor'], ['replay']], grace_seconds=[0.3, 30.0]),
+    stopping=supervisor.Stopping(order=[['actor'], ['replay']], grace_seconds=[0.3, 30.0]),
   ).run()
   assert outcome.exit_code == 0
   assert [(event.kind, event.name, event.exit_code) for event in events[2:]] == [
@@ -392,7 +392,7 @@ def test_second_interrupt_kills_at_once(make):
       [process],
       until=['actor'],
       on_event=events.append,
-      stopping=rules.Stopping(grace_seconds=1e4, total_seconds=1e4),
+      stopping=supervisor.Stopping(grace_seconds=1e4, total_seconds=1e4),
     ).run()
   finally:
     ended.set()
@@ -426,7 +426,7 @@ def test_killed_supervisor_leaves_no_process(make, tmp_path):
   parent, stubborn = make('actor', PARENT), make('replay', STUBBORN)
   program = f"""
     import pathlib
-    from hephaestus.launch.processes import rules, supervisor
+    from hephaestus.launch.processes import supervisor
     processes = [
       supervisor.Process(name, command, {{}}, pathlib.Path(log))
       for name, command, log in {[(p.name, p.command, str(p.log)) for p in (parent, stubborn)]}
@@ -477,7 +477,7 @@ def test_ticks_continue_while_stopping(make):
     until=['actor'],
     on_tick=on_tick,
     on_event=lambda event: events.append(event.kind),
-    stopping=rules.Stopping(grace_seconds=0.5),
+    stopping=supervisor.Stopping(grace_seconds=0.5),
   ).run()
   assert ticks_while_stopping
   assert events == ['started', 'stopping', 'killed']
@@ -508,13 +508,15 @@ def test_closed_terminal_does_not_end_a_run(make):
   ('make_options', 'complaint'),
   [
     (lambda: {'until': ['evaluator']}, 'evaluator'),
-    (lambda: {'stopping': rules.Stopping(order=[['actor']])}, 'order'),
+    (lambda: {'stopping': supervisor.Stopping(order=[['actor']])}, 'order'),
     (
-      lambda: {'stopping': rules.Stopping(order=[['actor', 'learner']], grace_seconds=[1.0, 2.0])},
+      lambda: {
+        'stopping': supervisor.Stopping(order=[['actor', 'learner']], grace_seconds=[1.0, 2.0])
+      },
       'grace',
     ),
-    (lambda: {'restarts': rules.Restarts(max_fast_failures=0)}, 'max_fast_failures'),
-    (lambda: {'restarts': rules.Restarts(max_fast_kills=0)}, 'max_fast_kills'),
+    (lambda: {'restarts': supervisor.Restarts(max_fast_failures=0)}, 'max_fast_failures'),
+    (lambda: {'restarts': supervisor.Restarts(max_fast_kills=0)}, 'max_fast_kills'),
   ],
 )
 def test_impossible_settings_are_refused(make, make_options, complaint):

@@ -1,4 +1,4 @@
-"""The agent of docs/agents.md, as a user's own: trained as nodes, evaluated, and resumed."""
+"""The agent of docs/agents.md, as a user's own: trained as nodes or in one process, evaluated, and resumed."""
 
 import json
 import os
@@ -42,14 +42,19 @@ def trained(tmp_path_factory):
   folder = tmp_path_factory.mktemp('own')
   (code,) = re.findall(r'```python\n(.*?)```', PAGE.read_text(), re.DOTALL)
   (folder / 'reinforce.py').write_text(code)
+  train(folder, 'run', '--steps', '60000')
+  return folder
+
+
+def train(folder, run, *arguments):
+  """Runs `hephaestus train` with the agent in a folder that has its module."""
   ended = subprocess.run(
-    [HEPHAESTUS, 'train', '--agent', 'reinforce:Reinforce', '--preset', 'laptop', '--run', 'run',
-     '--steps', '60000', '--set', *TINY],
+    [HEPHAESTUS, 'train', '--agent', 'reinforce:Reinforce', '--preset', 'laptop', '--run', run,
+     *arguments, '--set', *TINY],
     cwd=folder, env={name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'},
     capture_output=True, text=True, timeout=240,
   )  # fmt: skip
   assert ended.returncode == 0, ended.stdout + ended.stderr
-  return folder
 
 
 def test_own_agent_learns_as_nodes(trained):
@@ -60,6 +65,18 @@ def test_own_agent_learns_as_nodes(trained):
   assert rows['actor-0'][-1]['parameter_version'] > 0
   final = rows['evaluator'][-1]
   assert final['final'] and final['episode_return'] > 0.9  # of a random policy it is negative
+
+
+def test_own_agent_learns_in_one_process_and_resumes(trained):
+  train(trained, 'fused', '--fused', '--steps', '30000')
+  train(trained, 'fused', '--fused', '--steps', '60000', '--reset-moments')
+  folder = trained / 'fused' / 'metrics'
+  assert {path.stem for path in folder.glob('*.jsonl')} == {'events', 'evaluator', 'learner'}
+  rows = metrics.read(folder / 'learner.jsonl')
+  assert [row['environment_step'] for row in rows] == [2304 * row['learner_step'] for row in rows]
+  final = metrics.read(folder / 'evaluator.jsonl')[-1]
+  assert final['final'] and final['environment_step'] == 27 * 2304 >= 60000
+  assert final['episode_return'] > 0.9
 
 
 def test_own_agent_is_found_again_by_its_run(trained, run_in):
