@@ -163,5 +163,5 @@ def test_class_is_trained_in_resumed_and_loaded_from_python(
 
 def test_class_that_makes_no_environment_is_refused(tmp_path, monkeypatch):
   monkeypatch.setattr(environments, '_instances', {})
-  with pytest.raises(ValueError, match='gives {}; an environment of gymnasium or dm_env is needed'):
+  with pytest.raises(ValueError, match=r'gives {}; an environment of gymnasium or dm_env is'):
     hephaestus.train(dict, preset='laptop', run=tmp_path / 'run')
