@@ -352,7 +352,10 @@ def check_options(name: str, constructor: Callable[..., Any], options: Mapping[s
       f'environment.name={name!r}: the class lacks {", ".join(lacking)}: attributes of the class or '
       'properties, since those that __init__ sets come too late; see docs/environments.md'
     )
-  parameters = inspect.signature(constructor).parameters
+  try:
+    parameters = inspect.signature(constructor).parameters
+  except ValueError:  # of a class or function that is not written in Python
+    return
   takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
   for option, parameter in parameters.items():
     is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)

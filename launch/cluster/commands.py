@@ -137,6 +137,7 @@ def _launch(arguments: argparse.Namespace) -> int:
   path = pathlib.Path(arguments.hosts)
   hosts = hosts_lib.load(path)
   config = _make_shared_config(arguments, hosts)
+  budget = preflight.check_budget(config)
   folder = arguments.run or folder_lib.new(config)
   if arguments.profile is not None:  # each host reports about its own folder
     preflight.check_profile(profile_lib.parse(arguments.profile), config, folder)
@@ -147,7 +148,7 @@ def _launch(arguments: argparse.Namespace) -> int:
   if arguments.dry_run:
     print('# nothing was started; hosts file and config reach each command through its stdin')
     return 0
-  print(f'run folder on each host: {folder}', flush=True)
+  print(f'run folder on each host: {folder}', budget, sep='\n', flush=True)
   spec = handshake.RunSpec(
     path.read_text(), launch_config.to_yaml(config), launch_id, arguments.profile
   )
@@ -214,6 +215,7 @@ def _node(arguments: argparse.Namespace) -> int:
       node.check_stays(hosts, host)
     if host.learner:
       machine.check(config, machine.find())
+    budget = preflight.check_budget(config)
     remarks = preflight.check_environment(config)
     memory = preflight.check_memory(
       config, shards=1 if host.replay else 0, learns=bool(host.learner)
@@ -221,7 +223,7 @@ def _node(arguments: argparse.Namespace) -> int:
     folder = arguments.run or folder_lib.new(config)
     span = None if profile is None else node.prepare_profile(profile, config, folder)
     folder_lib.open_run(folder, config)
-    print(f'run folder: {folder}', *remarks, sep='\n', flush=True)
+    print(f'run folder: {folder}', budget, *remarks, sep='\n', flush=True)
     if memory:
       print(memory, flush=True)
     place = node.HostPlace(hosts, host, launch_id, attached=attached, stays=arguments.stay)

@@ -19,6 +19,7 @@ STOPPING = 'stopping: saving the last checkpoint; a second Ctrl-C ends the run a
 ORIGIN = 'origin'  # RUN@STEP whose parameters the run begins with
 DIAGNOSIS = 'doctor.json'  # newest report of `hephaestus doctor`
 COLLECTED = 'collected.json'  # sequences that each shard of replay has inserted, and those lost
+COUNTS = 'counts.jsonl'  # one row of the learner's newest counts, for the progress line
 WANDB = 'wandb'  # the library's own folder, in which it makes links; we read its *.id only
 
 

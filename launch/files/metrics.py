@@ -340,7 +340,7 @@ def row(line: bytes, path: str | os.PathLike[str]) -> dict[str, Any]:
     found = json.loads(line)
     if not isinstance(found, dict) or not all(map(_is_small, found.values())):
       raise ValueError
-    if kind in ('learner', 'actor', 'evaluator'):
+    if kind in ('learner', 'actor', 'evaluator', 'counts'):
       found = {key: value for key, value in found.items() if value is None or _is_number(value)}
     if not _is_number(found.get('time')) or not 0 <= found['time'] <= LATEST:
       raise ValueError

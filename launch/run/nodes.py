@@ -4,6 +4,7 @@ Actors and the learner communicate only through replay, so any node may crash an
 """
 
 import atexit
+import contextlib
 import pathlib
 import signal
 import time
@@ -31,6 +32,8 @@ from hephaestus.replay import connection, parameters, reader, tables, writer
 
 if TYPE_CHECKING:
   import reverb
+
+COUNTS_PERIOD = 0.5  # seconds between two writes of the learner's counts
 
 
 def _stop_signal(config: launch_config.ExperimentConfig) -> Callable[[], bool]:
@@ -145,6 +148,29 @@ def _make_logger(config: launch_config.ExperimentConfig, run: pathlib.Path, name
   )
 
 
+def _count_writer(run: pathlib.Path) -> Callable[[loop.Status], None]:
+  """Makes the learner's hook that writes `folder.COUNTS`, at most twice a second.
+
+  It writes nothing before the first change: until then nodes compile.
+  """
+  begun: tuple[int, int] | None = None
+  written = 0.0
+
+  def write(status: loop.Status) -> None:
+    nonlocal begun, written
+    if time.monotonic() - written < COUNTS_PERIOD:
+      return
+    counts = status.step, status.environment_step
+    begun = begun or counts
+    if counts != begun:
+      written = time.monotonic()
+      row = {'time': time.time(), 'learner_step': counts[0], 'environment_step': counts[1]}
+      with contextlib.suppress(OSError):  # a full disk: the line then shows the reports
+        (run / folder_lib.COUNTS).write_text(metrics.to_json(row) + '\n')
+
+  return write
+
+
 def build_learner(
   config: launch_config.ExperimentConfig,
   run: pathlib.Path,
@@ -190,6 +216,7 @@ def build_learner(
       make_logger=lambda step: _make_logger(
         config, run, parts_lib.LEARNER, steps_key='learner_step', resume=('learner_step', step)
       ),
+      **({'between': _count_writer(run)} if is_first else {}),
     ),
     checkpointer=parts_lib.checkpointer(run, config.learner.keep) if is_first else None,
     seed=config.seed,

@@ -9,8 +9,10 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from hephaestus.launch import config as launch_config
+from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import metrics
 from hephaestus.launch.run import parts as parts_lib
+from hephaestus.launch.run import preflight
 
 QUIET_PERIOD = 15.0  # seconds between progress lines where no terminal shows them live
 STALE_SECONDS = 60.0  # age from which a number on the line is marked with it
@@ -19,11 +21,46 @@ STALE_SECONDS = 60.0  # age from which a number on the line is marked with it
 START_PER_TRACING = {'on_policy': 10, 'off_policy': 50}
 
 
+class _Pace:
+  """Tells how long a count takes to its end, by its pace until it changed last.
+
+  So the time left falls while the count waits for its next change.
+  """
+
+  def __init__(self) -> None:
+    self._first: tuple[float, int] | None = None
+    self._changed = (0.0, -1)
+
+  @property
+  def began(self) -> float:
+    """Time at which the count was first noted; 0 before."""
+    return 0.0 if self._first is None else self._first[0]
+
+  @property
+  def changed(self) -> float:
+    """Time of the count's last change."""
+    return self._changed[0]
+
+  def note(self, now: float, count: int) -> None:
+    """Notes the count at a time, in seconds."""
+    self._first = self._first or (now, count)
+    if count > self._changed[1]:
+      self._changed = now, count
+
+  def left(self, now: float, total: int) -> float | None:
+    """Seconds until the count is `total`; None if there is no pace yet, or the next change is overdue."""
+    if self._first is None or self._changed[1] == self._first[1]:
+      return None
+    (began, first), (changed, count) = self._first, self._changed
+    left = (total - count) * (changed - began) / (count - first) - (now - changed)
+    return None if left < 0 and count < total else max(0.0, left)
+
+
 class Progress:
   """One line with the progress of a run, on stdout; subclasses show other numbers.
 
   In a terminal the line is rewritten. Elsewhere a new one is printed every `QUIET_PERIOD` seconds;
-  until the learner's first update the time so far is appended to one line, "starting", instead.
+  until steps or updates are known, the time so far is appended to one line, "starting", instead.
   """
 
   def __init__(
@@ -41,7 +78,7 @@ class Progress:
     Args:
       config: config of the run.
       folder: folder of the run, whose metrics are read.
-      starting: text shown until the learner's first report.
+      starting: text shown until environment steps or updates of this launch are known.
       tracing_seconds: time that the launcher took to trace the agent, which tells how fast this
         machine is: the start is estimated by it. None: there is no estimate.
       log: file that shows what the start waits for; None if there is none.
@@ -59,15 +96,19 @@ class Progress:
     self._live = sys.stdout.isatty()
     self._start, self._started_at = time.monotonic(), time.time()
     self._reached: tuple[int, int] | None = None
-    self._first: tuple[float, int] | None = None
-    self._changed = (0.0, -1)
+    self._steps, self._updates = _Pace(), _Pace()
+    # One process updates on after its last step; of several, replay keeps the learner with the actors.
+    self._num_updates = preflight.num_updates(config) if config.fused else None
     self._shown = 0.0
     self._grows = grows
     self._unfinished = ''
     self._lock = threading.RLock()  # a fused run shows the line from a thread
 
   def reach(self, step: int, environment_step: int) -> None:
-    """Tells the line the newest numbers of updates and environment steps, if this process knows them."""
+    """Tells the line the newest numbers of updates and environment steps.
+
+    To be called where this process learns; a learner in another one writes them, see `folder.COUNTS`.
+    """
     self._reached = step, environment_step
 
   def tick(self) -> None:
@@ -109,7 +150,7 @@ class Progress:
         sys.stdout.flush()
 
   def _begin(self) -> str:
-    """The line before the learner's first report: how long the start may take, or that it takes longer."""
+    """The line before the first step or update: how long the start may take, or that it takes longer."""
     elapsed = time.monotonic() - self._start
     text = f'{self._config.environment["name"]}  {_clock(elapsed)}  starting: {self._starting}'
     if self._expected is None:
@@ -123,36 +164,39 @@ class Progress:
 
     Numbers that are older than `STALE_SECONDS` are followed by their age.
     """
-    learner = metrics.last(self._folder / 'metrics' / 'learner.jsonl')
+    learner, actor, counts = (
+      row if row is not None and row['time'] >= self._started_at else None
+      for row in (
+        metrics.last(self._folder / 'metrics' / 'learner.jsonl'),
+        metrics.last(self._folder / 'metrics' / 'actor-0.jsonl'),
+        metrics.last(self._folder / folder_lib.COUNTS),
+      )
+    )
     evaluator = metrics.last(self._folder / 'metrics' / 'evaluator.jsonl') or {}
-    actor = metrics.last(self._folder / 'metrics' / 'actor-0.jsonl') or {}
-    if learner is None or learner['time'] < self._started_at:
-      learner = None
-      if self._reached is None:
-        return self._begin()
-    # The counts of an actor, and of the learner in this process, may be newer than those of its metrics.
-    counts = [learner and learner['environment_step'], actor.get('environment_step')]
-    update, known = self._reached or (None, 0)
-    step = max(known, *(count or 0 for count in counts))
+    if counts is not None:
+      self._reached = counts.get('learner_step') or 0, counts.get('environment_step') or 0
+    update, reached = self._reached or (None, None)
+    # Counts are mostly newer than the reports of learner and actor.
+    reported = (row.get('environment_step') for row in (learner, actor) if row is not None)
+    known = [count for count in (reached, *reported) if count is not None]
+    if not known:
+      return self._begin()
+    step = max(known)
     total = self._config.max_environment_steps
     now = time.monotonic()
-    if step > self._changed[1]:
-      self._changed = now, step
-    self._first = self._first or (now, step)
-    (began, first_step), (changed, _) = self._first, self._changed
-    remaining = None
-    if (
-      step > first_step
-    ):  # by the pace until the last change, so that it does not climb until the next
-      remaining = (total - step) * (changed - began) / (step - first_step) - (now - changed)
-      remaining = None if remaining < 0 and step < total else remaining
+    self._steps.note(now, step)
+    remaining = self._steps.left(now, total)
+    if self._num_updates is not None and update is not None:
+      self._updates.note(now, update)
+      if step >= total and update < self._num_updates:
+        remaining = self._updates.left(now, self._num_updates)
     if self._config.max_minutes is not None:
-      by_time = 60 * self._config.max_minutes - (now - began)
+      by_time = 60 * self._config.max_minutes - (now - self._steps.began)
       remaining = by_time if remaining is None else min(remaining, by_time)
-    details = [] if learner is None else self._details(learner, actor)
+    details = [] if learner is None else self._details(learner, actor or {})
     parts = [
       f'{self._config.environment["name"]}  {_clock(now - self._start)}  {step:,}/{total:,} steps'
-      f'{_lost(learner or {})}{_age(now - changed)}',
+      f'{_lost(learner or {})}{_age(now - self._steps.changed)}',
       '' if update is None else f'update {update:,}',
       _labelled('score', evaluator.get('normalised_score')),
       _labelled('return', evaluator.get('episode_return')) + _age_of(evaluator),

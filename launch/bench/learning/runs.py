@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from hephaestus.actors import environments
 from hephaestus.launch import records
 from hephaestus.launch.bench.learning import scores, suite
 from hephaestus.launch.files import folder as folder_lib
@@ -196,10 +197,7 @@ class _Job(jobs.Job):
       'wall_minutes': total('wall_seconds'),
       'settings': self._settings.recorded(),
       'commit': commit(),
-      'versions': {
-        'python': platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in ('jax', 'hephaestus')},
-      },
+      'versions': versions(self.run.task.environment),
     }
 
   def line(self, seconds: float) -> str:
@@ -211,6 +209,16 @@ class _Job(jobs.Job):
     attempts = metrics.read(self._folder / ATTEMPTS)
     seconds += sum(attempt['wall_seconds'] for attempt in attempts)
     return f'{self.run.name}: {shown} at {last_step:,} steps, {seconds / 60:.1f} min'
+
+
+def versions(environment: str) -> dict[str, str]:
+  """Versions by name of Python, JAX, this package, and the package of an environment, if it is another's."""
+  package = environments.package(environment)
+  return {
+    'python': platform.python_version(),
+    **{name: importlib.metadata.version(name) for name in ('jax', 'hephaestus')},
+    **dict([package.split()] if package else []),
+  }
 
 
 def commit() -> str | None:

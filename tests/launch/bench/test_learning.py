@@ -1,6 +1,7 @@
 """The learning bench: curves, retention and target scores by worked examples, and a real run of one environment."""
 
 import contextlib
+import importlib.metadata
 import io
 import json
 import os
@@ -180,6 +181,12 @@ def test_runs_with_a_row_of_the_same_budget_and_label_are_skipped(tmp_path):
     tmp_path, row(seed=0), row(agent='dreamer', seed=1, budget=1), row(seed=1, label='other')
   )
   assert runs.missing(asked, settings) == [asked[0], asked[1], asked[3]]
+
+
+def test_row_has_the_version_of_the_environments_package():
+  pytest.importorskip('gymnax')
+  assert runs.versions('gymnax/CartPole-v1')['gymnax'] == importlib.metadata.version('gymnax')
+  assert set(runs.versions('catch')) == {'python', 'jax', 'hephaestus'}
 
 
 def test_rows_of_other_settings_under_a_label_are_refused(tmp_path):

@@ -287,6 +287,15 @@ def test_launch_refuses_profile_beyond_end_of_run(write, capsys):
     assert f'--profile {span}: {words}' in capsys.readouterr().err
 
 
+def test_run_that_would_end_before_its_first_update_is_refused(write, tmp_path, capsys):
+  config = ['--run', tmp_path / 'run', '--preset', 'laptop', '--steps', '1']
+  for command in (['launch', write(TWO), '--dry-run'], ['node', write(TWO), '--host', 'cpu']):
+    assert run(*command, *config, '--set', 'actor.num_actors=2') == 2
+    said = capsys.readouterr()
+    assert 'max_environment_steps=1: the run would end before its first' in said.err
+    assert said.err.count('\n') == 1 and not said.out
+
+
 def test_share_resumed_beyond_profile_keeps_its_trace(tmp_path, capsys):
   made = presets.laptop('catch')
   trace = tmp_path / 'profile' / '5-7' / 'learner' / 'done.json'

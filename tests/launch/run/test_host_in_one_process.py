@@ -14,6 +14,7 @@ import tiny
 
 import hephaestus
 from hephaestus.actors import environments
+from hephaestus.actors.environments import catch
 from hephaestus.launch import main
 
 # All sizes divide over the eight devices of the tests.
@@ -108,18 +109,59 @@ def test_interrupt_ends_an_unroll_and_the_run_resumes(train, tmp_path, capsys):
   assert 'environment_step=320 learner_step=5 ' in capsys.readouterr().out.splitlines()[-1]
 
 
+def corridor_of_gymnasium():
+  """A class of gymnasium that has an option, as in docs/python.md."""
+  gymnasium = pytest.importorskip('gymnasium')
+
+  class Corridor(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, length=5):
+      self.length = length
+
+    def reset(self, seed=None, options=None):
+      super().reset(seed=seed)
+      self.place = 0
+      return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+      self.place = max(0, self.place + (1 if action else -1))
+      over = self.place == self.length
+      return np.full(1, self.place / self.length, np.float32), float(over), over, False, {}
+
+  return Corridor
+
+
 @pytest.mark.timeout(600)
-def test_class_is_trained_in_resumed_and_loaded_from_python(in_process, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+  ('make_class', 'options'),
+  [
+    (lambda: slow_program.SlowProgram, ['environment.max_steps=9', 'environment.seconds=0.0']),
+    (corridor_of_gymnasium, ['environment.max_steps=9', 'environment.length=3']),
+    (lambda: catch.Catch, ['environment.rows=4', 'environment.columns=3']),
+  ],
+  ids=['dm_env', 'gymnasium', 'ours'],
+)
+def test_class_is_trained_in_resumed_and_loaded_from_python(
+  in_process, tmp_path, monkeypatch, make_class, options
+):
+  given = make_class()
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(environments, '_instances', {})
-  options = [*PPO, 'environment.seconds=0.0']
   train = lambda steps: hephaestus.train(
-    slow_program.SlowProgram, steps=steps, agent='ppo', preset='laptop', run='run', set=options
+    given, steps=steps, agent='ppo', preset='laptop', run='run', set=[*PPO[1:], *options]
   )
   run = train(64)
   environments._instances.clear()  # as in another process
-  with pytest.raises(ValueError, match="'instance:SlowProgram-0': was given as an instance"):
+  with pytest.raises(ValueError, match=f"'instance:{given.__name__}-0': was given as an instance"):
     hephaestus.load(run)
-  policy = hephaestus.load(run, environment=slow_program.SlowProgram)
+  policy = hephaestus.load(run, environment=given)
   assert policy.learner_step == 1
   assert train(128).policy().learner_step == 2
+
+
+def test_class_that_makes_no_environment_is_refused(tmp_path, monkeypatch):
+  monkeypatch.setattr(environments, '_instances', {})
+  with pytest.raises(ValueError, match=r'gives {}; an environment of gymnasium or dm_env is'):
+    hephaestus.train(dict, preset='laptop', run=tmp_path / 'run')

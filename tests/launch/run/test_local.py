@@ -16,9 +16,10 @@ from hephaestus.launch import config, user_errors
 from hephaestus.launch.agents import presets
 from hephaestus.launch.files import metrics
 from hephaestus.launch.processes import supervisor
-from hephaestus.launch.run import local, preflight, variables
+from hephaestus.launch.run import local, nodes, preflight, variables
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import progress as progress_lib
+from hephaestus.learner import loop
 from hephaestus.replay import columns, loopback
 
 ROW = {
@@ -184,7 +185,8 @@ def clock(monkeypatch):
   passed = [0.0]
   at = time.time(), time.monotonic()
   fake = types.SimpleNamespace(time=lambda: at[0] + passed[0], monotonic=lambda: at[1] + passed[0])
-  monkeypatch.setattr(progress_lib, 'time', fake)
+  for module in (progress_lib, nodes):
+    monkeypatch.setattr(module, 'time', fake)
 
   def wait(seconds):
     passed[0] += seconds
@@ -221,6 +223,36 @@ def test_stale_numbers_have_their_age_and_the_eta_does_not_climb(run, clock):
   assert '1,500/3,000 steps (1:05 ago)' in progress.line()
   clock(100)
   assert progress.line().endswith('ETA ?')  # it should have come
+
+
+def test_counts_of_a_learner_in_another_process_move_the_line_between_reports(run, clock):
+  made, folder, _ = run
+  made = config.override(made, ['max_environment_steps=3000'])
+  progress = progress_lib.Progress(made, folder)
+  note = nodes._count_writer(folder)
+  status = lambda step, steps: loop.Status(step, steps, acting_params=dict, finished=False)
+  note(status(2, 1000))  # of a checkpoint
+  assert 'starting' in progress.line()
+  note(status(2, 1500))
+  assert '1,500/3,000 steps  update 2  ETA ?' in progress.line()
+  clock(10)
+  note(status(3, 2000))
+  assert '0:10  2,000/3,000 steps  update 3  ETA 0:20' in progress.line()
+
+
+def test_eta_of_one_process_counts_the_updates_after_the_last_step(run, clock):
+  _, folder, _ = run
+  made = config.override(
+    presets.laptop('catch'), ['learner.fused=true', 'max_environment_steps=8000']
+  )
+  progress = progress_lib.Progress(made, folder)  # 960 updates
+  for seconds, update, steps in ((0, 100, 2000), (50, 200, 4000), (350, 900, 8432)):
+    clock(seconds)
+    progress.reach(update, steps)
+    line = progress.line()
+  assert '8,432/8,000 steps  update 900' in line and line.endswith('ETA 0:30')
+  progress.reach(960, 8432)
+  assert progress.line().endswith('ETA 0:00')
 
 
 def test_summary_leaves_out_a_score_that_there_is_not(run):
