@@ -1,4 +1,7 @@
-"""Traces a few updates with JAX's profiler, for Perfetto and TensorBoard."""
+"""Traces a few updates with JAX's profiler, for Perfetto and TensorBoard.
+
+JAX is imported when a trace begins, so that a wrong span is refused soon.
+"""
 
 import contextlib
 import gzip
@@ -7,7 +10,6 @@ import pathlib
 import time
 from typing import Any, NamedTuple
 
-import jax
 from absl import logging
 
 MOST_UPDATES = 100  # of a span: one update of the laptop preset is some 20,000 events
@@ -116,6 +118,8 @@ class Profiler:
     """Ends the trace if it has begun; takes some seconds."""
     if self._first is None or self._over:
       return
+    import jax
+
     self._over = True
     seconds = time.monotonic() - self._began
     try:
@@ -127,6 +131,8 @@ class Profiler:
       logging.warning('The trace was not written: %s', error)
 
   def _begin(self, step: int) -> None:
+    import jax
+
     try:
       self._folder.mkdir(parents=True, exist_ok=True)
       jax.profiler.start_trace(str(self._folder), **_options())
@@ -140,6 +146,8 @@ class Profiler:
 
 def _options() -> dict[str, Any]:
   """Keyword arguments of `start_trace`: trace operations on a CPU, and not Python's calls."""
+  import jax
+
   make = getattr(jax.profiler, 'ProfileOptions', None)
   if make is None:
     return {}

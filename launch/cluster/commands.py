@@ -108,7 +108,7 @@ def _make_shared_config(
   from hephaestus.launch.files import folder as folder_lib
 
   given = getattr(arguments, 'config', None)
-  known = arguments.run is not None and (arguments.run / folder_lib.CONFIG).exists()
+  known = folder_lib.resumes(arguments.run)
   if given is not None:
     if words := flags.given_config_flags(arguments):
       raise ValueError(f'{words[0]}: --config {given} says all of it; leave one of them out')

@@ -44,10 +44,18 @@ def _doctor(arguments: argparse.Namespace) -> int:
   if arguments.steps < 2_048:
     raise ValueError(f'--steps {arguments.steps}: must be at least 2048, else chance decides')
   flags.check_seed(arguments.seed)
-  from hephaestus.launch.doctor import check, diagnosis
-  from hephaestus.launch.files import folder, metrics
+  from hephaestus.actors import environments
+  from hephaestus.launch.files import folder
 
-  if (pathlib.Path(arguments.target) / folder.CONFIG).exists():
+  is_run = (pathlib.Path(arguments.target) / folder.CONFIG).exists()
+  if is_run:  # refuses before imports that take seconds
+    folder.load_config(pathlib.Path(arguments.target))
+  else:
+    environments.check_name(arguments.target)
+  from hephaestus.launch.doctor import check, diagnosis
+  from hephaestus.launch.files import metrics
+
+  if is_run:
     checks = diagnosis.of_run(
       pathlib.Path(arguments.target),
       num_steps=arguments.steps,

@@ -31,6 +31,14 @@ def new(config: launch_config.ExperimentConfig) -> pathlib.Path:
   return next(path for each in free if not (path := pathlib.Path('runs') / each).exists())
 
 
+def resumes(folder: pathlib.Path | None) -> bool:
+  """Whether a folder given by --run has a run, to be resumed; ValueError if there can be no such folder."""
+  try:
+    return folder is not None and (folder / CONFIG).exists()
+  except OSError as error:  # such as of a name that is too long
+    raise ValueError(f'--run {folder}: cannot be used ({error.strerror})') from None
+
+
 def resume_command(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> str:
   """The command that resumes a run, with --trust if its config names something to import."""
   given = (config.agent_name, config.environment['name'])

@@ -80,10 +80,15 @@ def _inspect(arguments: argparse.Namespace) -> int:
     )
   if arguments.gif is not None and not sampling:
     raise ValueError(f'--gif {arguments.gif}: shows samples; add --sample N')
+  from hephaestus.launch.inspect import targets
+
+  is_on_device = targets.is_kept_on_a_device(arguments.target)
+  if not is_on_device:
+    targets.find(arguments.target)  # refuses before imports that take seconds
   from hephaestus.launch.files import metrics
   from hephaestus.launch.inspect import device_replay, live, prometheus, terminal
 
-  if device_replay.is_kept_by(arguments.target):
+  if is_on_device:
     if watching or serving or sampling or arguments.check:
       raise ValueError(
         f'{arguments.target}: a fused run keeps its replay in its checkpoints; leave out all options '
@@ -94,7 +99,6 @@ def _inspect(arguments: argparse.Namespace) -> int:
       arguments.target, report
     )
     return 0
-  live.find(arguments.target)  # refuses before anything imports Reverb
   if watching:
     terminal.watch(arguments.target, arguments.watch, as_json=arguments.json)
     return 0

@@ -18,15 +18,6 @@ from hephaestus.replay import buffer as buffer_lib
 from hephaestus.replay import inspector
 
 
-def is_kept_by(target: str) -> bool:
-  """Whether the target of `hephaestus inspect` is the folder of a fused run with replay."""
-  folder = pathlib.Path(target)
-  if not (folder / folder_lib.CONFIG).exists():
-    return False
-  config = folder_lib.load_config(folder)
-  return config.fused and not config.record.on_policy
-
-
 def read(target: str) -> dict[str, Any]:
   """Reports on the strata in the newest checkpoint of a run, which may still be training.
 

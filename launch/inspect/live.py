@@ -5,7 +5,7 @@ import pathlib
 import time
 from collections.abc import Mapping, Sequence
 from concurrent import futures
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import psutil
@@ -13,7 +13,7 @@ import psutil
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import history, metrics
-from hephaestus.launch.run import packages
+from hephaestus.launch.inspect import targets
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.learner import advice
 from hephaestus.replay import inspector, tables
@@ -26,44 +26,6 @@ DISTRIBUTIONS = {
   'age_steps': 'age, steps',
   'episode_return': 'episode return',
 }
-
-
-class Target(NamedTuple):
-  """A run, or a replay server without its run.
-
-  Attributes:
-    folder: folder of the run; None for a server alone.
-    config: config of the run; None for a server alone.
-    address: HOST:PORT of a server alone; None for a run, whose address may change at each start.
-  """
-
-  folder: pathlib.Path | None
-  config: launch_config.ExperimentConfig | None
-  address: str | None
-
-
-def find(target: str) -> Target:
-  """Parses a target: the folder of a run, or HOST:PORT of a replay server.
-
-  Raises:
-    ValueError: it is neither, it is a fused run, or Reverb is not installed.
-  """
-  folder = pathlib.Path(target)
-  if folder.is_dir():
-    config = folder_lib.load_config(folder)
-    if config.fused:
-      raise ValueError(f'{target}: a fused run is one compiled program, without a replay server')
-    _check_packages(target)
-    return Target(folder, config, None)
-  if ':' in target and target.rsplit(':', 1)[1].isdigit():
-    _check_packages(target)
-    return Target(None, None, target)
-  raise ValueError(f'{target}: is neither the folder of a run nor HOST:PORT')
-
-
-def _check_packages(target: str) -> None:
-  remedy = '`hephaestus dashboard` and `report` show its metrics without'
-  packages.check_distributed(f'{target}: its replay', remedy)
 
 
 def starts_of_replay(folder: pathlib.Path, name: str) -> list[dict[str, Any]]:
@@ -99,12 +61,12 @@ class Inspection:
         continues from there.
 
     Raises:
-      ValueError: the target is not valid, see `find`.
+      ValueError: the target is not valid, see `targets.find`.
     """
     self._read_seconds = read_seconds
     self._actors: dict[pathlib.Path, history.File] = {}
     self._name = target
-    self._target = find(target)
+    self._target = targets.find(target)
     self._timeout_seconds = timeout_seconds
     self._addresses: list[str] = []
     self._inspector: inspector.Inspector | None = None
@@ -304,7 +266,7 @@ def inspect(target: str, timeout_seconds: float = 4.0, seconds: float = 1.0) -> 
     The second report, see `Inspection.report`; the first one for a run that is not running.
 
   Raises:
-    ValueError: the target is not valid, see `find`.
+    ValueError: the target is not valid, see `targets.find`.
     ConnectionError: no server answers, unless the run is not running and has metrics to report.
   """
   inspection = Inspection(target, timeout_seconds)

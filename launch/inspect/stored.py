@@ -20,7 +20,7 @@ from hephaestus.agents import experience
 from hephaestus.agents import observation as observation_lib
 from hephaestus.launch.files import metrics
 from hephaestus.launch.inspect import console as console_lib
-from hephaestus.launch.inspect import live, terminal
+from hephaestus.launch.inspect import live, targets, terminal
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.replay import columns as columns_lib
 from hephaestus.replay import contents as contents_lib
@@ -99,7 +99,7 @@ def read(target: str, num_samples: int = 0) -> Stored:
 
 
 def _read(target: str, num_samples: int, stop: threading.Event) -> Stored:
-  folder, config, _ = live.find(target)
+  folder, config, _ = targets.find(target)
   if folder is None or config is None:
     raise ValueError(f"{target}: --check and --sample read a checkpoint; give the run's folder")
   if config.record.on_policy:

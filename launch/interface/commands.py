@@ -22,11 +22,14 @@ def add(commands: Any) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> int:
+  from hephaestus.launch.interface import places
+
+  places.check(arguments.run)  # before imports that take seconds
   from hephaestus.launch.interface import exported, policy
 
   written = policy.export(arguments.run, arguments.out, arguments.checkpoint)
   sizes = [
-    (name, (arguments.out / name).stat().st_size) for name in (exported.PARAMS, exported.POLICY)
+    (name, (arguments.out / name).stat().st_size) for name in (exported.PARAMS, places.POLICY)
   ]
   files = ', '.join(f'{name} ({size / 1e3:.0f} kB)' for name, size in sizes)
   print(f'{arguments.out}: update {written.learner_step:,}, {files}')

@@ -1,10 +1,6 @@
-"""Reads and writes exported policies: acting parameters as safetensors, specs and config as JSON.
-
-Some trained agents come with the package, in the folder SHIPPED; `shipping.py` makes them.
-"""
+"""Reads and writes exported policies: acting parameters as safetensors, specs and config as JSON."""
 
 import json
-import os
 import pathlib
 from typing import Any, NamedTuple
 
@@ -17,10 +13,10 @@ from hephaestus.actors.environments import environment as environment_lib
 from hephaestus.actors.environments import names
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
+from hephaestus.launch.interface import places
 
-POLICY, PARAMS = 'policy.json', 'params.safetensors'
+PARAMS = 'params.safetensors'
 FORMAT = 1  # version of policy.json; `read` rejects any other
-SHIPPED = pathlib.Path(__file__).parent / 'shipped'  # one folder for each agent, by its name
 SPECS = {
   kind.__name__: kind
   for kind in (specs.Array, specs.BoundedArray, specs.DiscreteArray, environment_lib.BoardSpec)
@@ -46,36 +42,6 @@ class Exported(NamedTuple):
   observation_spec: Any
   action_spec: specs.BoundedArray
   arrays: dict[str, np.ndarray]
-
-
-def shipped() -> list[str]:
-  """Sorted names of the agents that come with the package, such as 'catch'."""
-  return sorted(file.parent.relative_to(SHIPPED).as_posix() for file in SHIPPED.rglob(POLICY))
-
-
-def find(path: str | os.PathLike[str]) -> pathlib.Path:
-  """Finds a folder by its path, or that of a shipped agent by its name.
-
-  An existing folder takes precedence over a shipped agent of the same name.
-
-  Args:
-    path: folder of a run or of an exported policy, or name of a shipped agent.
-
-  Returns:
-    The folder.
-
-  Raises:
-    ValueError: there is neither; the message lists the shipped agents.
-  """
-  folder = pathlib.Path(path)
-  if folder.exists():
-    return folder
-  if folder.as_posix() not in shipped():
-    raise ValueError(
-      f'{folder}: is not the folder of a run or of an exported policy, nor an agent that comes with '
-      f'the package; those are {", ".join(shipped())}'
-    )
-  return SHIPPED / folder
 
 
 def halved(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -128,7 +94,7 @@ def rebuild(arrays: dict[str, np.ndarray], like: Any, name: str) -> Any:
 
 
 def write(exported: Exported, out: pathlib.Path) -> None:
-  """Writes an exported policy as two files, PARAMS and POLICY.
+  """Writes an exported policy as two files, PARAMS and places.POLICY.
 
   Args:
     exported: the policy.
@@ -151,7 +117,7 @@ def write(exported: Exported, out: pathlib.Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     arrays = {key: np.array(array, order='C') for key, array in exported.arrays.items()}
     (out / PARAMS).write_bytes(safetensors.save(arrays))  # `save_file` lets only its owner read it
-    (out / POLICY).write_text(json.dumps(content, indent=2, allow_nan=False) + '\n')
+    (out / places.POLICY).write_text(json.dumps(content, indent=2, allow_nan=False) + '\n')
   except OSError as error:
     raise ValueError(f'--out {out}: cannot be written to ({error.strerror})') from None
 
@@ -162,9 +128,9 @@ def read(folder: pathlib.Path) -> Exported:
   Raises:
     ValueError: a file is missing, broken, or of another version; the message names the folder.
   """
-  if not folder.is_relative_to(SHIPPED):  # an installer may have made links there
+  if not folder.is_relative_to(places.SHIPPED):  # an installer may have made links there
     folder_lib.check_entries(folder)
-  file = folder / POLICY
+  file = folder / places.POLICY
   try:
     content = json.loads(file.read_text())
     if content['format'] != FORMAT:

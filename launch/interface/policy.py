@@ -17,6 +17,7 @@ from hephaestus.launch import config as launch_config
 from hephaestus.launch import records
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.interface import exported as exported_lib
+from hephaestus.launch.interface import places
 
 
 class State(NamedTuple):
@@ -265,8 +266,8 @@ def _load(
   checkpoint: str | int | None,
   environment: environment_lib.Environment | None,
 ) -> Policy:
-  folder = exported_lib.find(path)
-  if not (folder / exported_lib.POLICY).exists():
+  folder = places.find(path)
+  if not (folder / places.POLICY).exists():
     return _of_run(folder, None if checkpoint is None else str(checkpoint), environment)
   if checkpoint is not None:
     raise ValueError(
@@ -295,8 +296,8 @@ def load_config(path: str | os.PathLike[str]) -> launch_config.ExperimentConfig:
   Raises:
     ValueError: `path` is none of these, or its config is broken.
   """
-  folder = exported_lib.find(path)
-  if (folder / exported_lib.POLICY).exists():
+  folder = places.find(path)
+  if (folder / places.POLICY).exists():
     return exported_lib.read(folder).config
   return folder_lib.load_config(folder)
 

@@ -15,7 +15,7 @@ import tempfile
 from typing import Any, NamedTuple
 
 from hephaestus.launch.interface import exported as exported_lib
-from hephaestus.launch.interface import policy, training
+from hephaestus.launch.interface import places, policy, training
 
 
 class Recipe(NamedTuple):
@@ -70,7 +70,7 @@ def ship(run: training.Run, name: str) -> pathlib.Path:
     run: the run that trained the agent.
     name: name of the agent.
   """
-  out = exported_lib.SHIPPED / name
+  out = places.SHIPPED / name
   with tempfile.TemporaryDirectory() as folder:
     policy.export(run, folder, 'best')
     exported = exported_lib.read(pathlib.Path(folder))

@@ -262,7 +262,7 @@ def _register(env: Any, run: pathlib.Path | None) -> str:
   from hephaestus.launch.files import folder as folder_lib
 
   known = None
-  if run is not None and (run / folder_lib.CONFIG).exists():
+  if run is not None and folder_lib.resumes(run):
     known = folder_lib.load_config(run).environment['name']
   return environments.register(env, known)
 
@@ -274,7 +274,7 @@ def _can_be_one_process(arguments: argparse.Namespace) -> bool:
   from hephaestus.launch.files import folder as folder_lib
 
   file = launch_config.read_partial(arguments.config, arguments.agent)
-  is_new = arguments.run is None or not (arguments.run / folder_lib.CONFIG).exists()
+  is_new = not folder_lib.resumes(arguments.run)
   asked = ('learner.fused', *flags.SEVERAL)
   if not is_new or arguments.expose or any(flags.sets(arguments, key) for key in asked):
     return False

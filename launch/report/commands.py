@@ -137,9 +137,6 @@ def _evaluate(arguments: argparse.Namespace) -> int:
   os.environ.setdefault(
     'JAX_PLATFORMS', 'cpu'
   )  # JAX reads it at import; a run may use the accelerators
-  from hephaestus.launch.files import metrics
-  from hephaestus.launch.report import evaluate
-
   if arguments.episodes < 1:
     raise ValueError(f'--episodes {arguments.episodes}: must be at least 1')
   if arguments.video is not None and arguments.video.suffix not in ('.gif', '.mp4'):
@@ -151,6 +148,12 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     raise ValueError('--random: is one of --actions; give one of the two options')
   if len(arguments.actions or ()) > 1 and arguments.video is not None:
     raise ValueError(f'--video {arguments.video}: shows one kind of --actions; give a single one')
+  from hephaestus.launch.interface import places
+
+  places.check(arguments.run)  # before imports that take seconds
+  from hephaestus.launch.files import metrics
+  from hephaestus.launch.report import evaluate
+
   for actions in arguments.actions or ['random' if arguments.random else None]:
     result = evaluate.evaluate(
       arguments.run,
@@ -183,6 +186,9 @@ def _watch(arguments: argparse.Namespace) -> int:
     raise ValueError(f'--output {arguments.output}: the name must end in .gif or .mp4')
   if arguments.dream and arguments.output is None:
     raise ValueError('--dream: is a video; add --output FILE, .gif or .mp4')
+  from hephaestus.launch.interface import places
+
+  places.check(arguments.run)  # before imports that take seconds
   try:
     from hephaestus.launch.interface import policy
     from hephaestus.launch.report import play
@@ -211,7 +217,7 @@ def _dashboard(arguments: argparse.Namespace) -> int:
 
 def _report(arguments: argparse.Namespace) -> int:
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # as above
-  from hephaestus.launch.report import curves, page
+  from hephaestus.launch.report import curves
 
   absl_logging.set_verbosity(absl_logging.WARNING)  # rliable logs each step
   for name, *runs in arguments.label:
@@ -219,7 +225,9 @@ def _report(arguments: argparse.Namespace) -> int:
       raise ValueError(f'--label {name}: give the runs as well, as in --label NAME RUN RUN')
   all_panels = arguments.out is not None and arguments.metric is None
   say = lambda text: print(f'hephaestus report: {text}', file=sys.stderr, flush=True)
-  say('reads the runs')
+  given = [*arguments.runs, *(pathlib.Path(run) for _, *runs in arguments.label for run in runs)]
+  if any(map(_is_run, given)):  # else it ends at once
+    say('reads the runs')
   made = curves.make(
     arguments.runs,
     [(name, [pathlib.Path(run) for run in runs]) for name, *runs in arguments.label],
@@ -231,8 +239,20 @@ def _report(arguments: argparse.Namespace) -> int:
   )
   remarks = [*(f'left out: {reason}' for reason in made.left_out), *made.remarks]
   if arguments.out is not None:
+    from hephaestus.launch.report import page  # which imports JAX
+
     remarks += page.write(made, arguments.out, x=arguments.x, all_panels=all_panels, say=say)
   print(made.markdown, end='')
   for remark in remarks:
     say(remark)
   return 0
+
+
+def _is_run(folder: pathlib.Path) -> bool:
+  from hephaestus.launch.files import folder as folder_lib
+
+  try:
+    folder_lib.load_config(folder)
+  except (ValueError, OSError):
+    return False
+  return True

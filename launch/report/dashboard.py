@@ -18,7 +18,7 @@ import numpy as np
 
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import history, metrics
-from hephaestus.launch.inspect import device_replay, live, terminal
+from hephaestus.launch.inspect import device_replay, live, targets, terminal
 from hephaestus.launch.report import curves, panels
 
 MEDIA_TYPES = {'.mp4': 'video/mp4', '.webm': 'video/webm'}
@@ -207,7 +207,7 @@ class _Reports:
     if not (self._folder / folder_lib.CONFIG).exists():
       return {'error': panels.gone(self._folder)}
     try:
-      if device_replay.is_kept_by(str(self._folder)) and not folder_lib.is_running(self._folder):
+      if targets.is_kept_on_a_device(str(self._folder)) and not folder_lib.is_running(self._folder):
         return self._read_stopped_fused_run()
       if self._inspection is None:
         self._inspection = live.Inspection(

@@ -7,9 +7,12 @@ import pathlib
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hephaestus.launch.run import flags, packages
+
+if TYPE_CHECKING:
+  from hephaestus.learner import profile as profile_lib
 
 
 def add(commands: Any) -> None:
@@ -111,17 +114,24 @@ def begin(arguments: argparse.Namespace, config: Any) -> int:
     ValueError: a flag or key is invalid, or this machine or the folder cannot run it; names it.
   """
   from hephaestus.launch.files import folder as folder_lib
+  from hephaestus.learner import profile as profile_lib
 
-  with folder_lib.claimed(config, arguments.run) as folder:  # before imports that take seconds
-    return _begin(arguments, config, folder)
+  # Both before imports that take seconds.
+  profile = None if arguments.profile is None else profile_lib.parse(arguments.profile)
+  with folder_lib.claimed(config, arguments.run) as folder:
+    return _begin(arguments, config, folder, profile)
 
 
-def _begin(arguments: argparse.Namespace, config: Any, folder: pathlib.Path) -> int:
+def _begin(
+  arguments: argparse.Namespace,
+  config: Any,
+  folder: pathlib.Path,
+  profile: 'profile_lib.Span | None',
+) -> int:
   from hephaestus.launch.agents import machine
   from hephaestus.launch.files import folder as folder_lib
   from hephaestus.launch.run import fused, preflight
   from hephaestus.launch.run import origin as origin_lib
-  from hephaestus.learner import profile as profile_lib
 
   here = machine.find()
   if config.fused or config.learner.num_processes == 1:  # several are for tests, on the CPU
@@ -133,7 +143,6 @@ def _begin(arguments: argparse.Namespace, config: Any, folder: pathlib.Path) -> 
   with contextlib.nullcontext() if config.fused else fork_server() as forks:
     if arguments.expose and config.fused:
       raise ValueError('--expose: a fused run listens at no port; leave it out, or add --no-fused')
-    profile = None if arguments.profile is None else profile_lib.parse(arguments.profile)
     budget = preflight.check_budget(config)
     remarks = preflight.check_environment(config)
     origin = (

@@ -135,10 +135,9 @@ def make_config(arguments: argparse.Namespace) -> Any:
   file = _file(arguments)
   given = {name: getattr(arguments, name) or getattr(file, name) for name in file._fields[:3]}
   arguments = argparse.Namespace(**vars(arguments) | given)
-  folder = arguments.run
   if getattr(arguments, 'origin', None) is not None:
     config, is_new = _config_of_origin(arguments), True
-  elif folder is not None and (folder / folder_lib.CONFIG).exists():
+  elif folder_lib.resumes(arguments.run):
     config, is_new = _config_to_resume(arguments), False
   else:
     is_new = True
@@ -274,7 +273,7 @@ def _config_of_origin(arguments: argparse.Namespace) -> Any:
   """
   from hephaestus.launch.files import folder as folder_lib
 
-  if arguments.run is not None and (arguments.run / folder_lib.CONFIG).exists():
+  if folder_lib.resumes(arguments.run):
     raise ValueError(
       f'--from {arguments.origin}: begins a new run, and --run {arguments.run} is one already; give a '
       'new folder, or leave out --from to resume'

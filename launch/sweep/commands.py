@@ -71,7 +71,7 @@ def _check(arguments: argparse.Namespace) -> None:
   for flag, value in flags.items():
     if value:
       raise ValueError(f'{flag}: is of a single run; leave it out, or --seeds and --grid')
-  if arguments.run is not None and (arguments.run / folder_lib.CONFIG).exists():
+  if folder_lib.resumes(arguments.run):
     raise ValueError(
       f'--run {arguments.run}: is the folder of a single run; give another for several, or leave out '
       '--seeds and --grid to resume it'

@@ -12,6 +12,7 @@ import sys
 import numpy as np
 import pytest
 
+from hephaestus.actors import environments
 from hephaestus.launch import config, main, user_errors
 from hephaestus.launch.agents import dreamer, presets
 from hephaestus.launch.files import folder as folder_lib
@@ -198,7 +199,7 @@ rows = []
 for arguments in json.load(sys.stdin):
   with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
     code = main.run(main.parse(['hephaestus', *arguments]))
-  rows.append([code, out.getvalue(), err.getvalue().count('\\n')])
+  rows.append([code, out.getvalue(), err.getvalue()])
 heavy = {'jax', 'flax', 'optax', 'orbax', 'launchpad', 'reverb', 'tensorflow'}
 print(json.dumps([rows, sorted(heavy & sys.modules.keys())]))
 """
@@ -229,6 +230,21 @@ def test_wrong_input_is_refused_before_imports_that_take_seconds(tmp_path):
     ['config', '--config', 'nosuch.yaml'],
     ['config', '--env', 'nosuch'],
     ['config', '--env', 'nosuch:Thing'],
+    ['train', '--env', 'gymnax/nosuch'],
+    ['train', '--env', 'jumanji/nosuch'],
+    ['train', '--env', 'gymnasium/nosuch'],
+    ['train', '--env', 'gymnasium/CartPole-v99'],
+    ['train', '--profile', '3'],
+    ['train', '--profile', '5:3'],
+    ['inspect', 'nosuch'],
+    ['inspect', '.'],
+    ['evaluate', 'nosuch'],
+    ['evaluate', '.'],
+    ['watch', 'nosuch'],
+    ['export', 'nosuch', '--out', 'policy'],
+    ['report', 'nosuch'],
+    ['doctor', 'nosuch'],
+    ['doctor', 'gymnax/nosuch'],
   ]
   process = subprocess.run(
     [sys.executable, '-c', WITHOUT_JAX],
@@ -237,8 +253,17 @@ def test_wrong_input_is_refused_before_imports_that_take_seconds(tmp_path):
   rows, heavy = json.loads(process.stdout)
   assert heavy == []
   for given, row in zip(arguments, rows, strict=True):
-    assert row == [2, '', 1], given
+    code, out, err = row
+    assert (code, out, err.count('\n')) == (2, '', 1), given
+    if '--run' in given:
+      assert f'--run {given[2]}: cannot be ' in err
   assert [path.name for path in tmp_path.iterdir()] == ['interpolation.yaml']
+
+
+@pytest.mark.parametrize('family', environments.LISTS)
+def test_all_names_of_a_family_are_in_the_file_that_lists_them(family):
+  pytest.importorskip(family)
+  assert set(environments.family(family).names()) <= set(environments._listed(family))
 
 
 @pytest.mark.parametrize(

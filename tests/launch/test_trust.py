@@ -248,10 +248,16 @@ def test_nothing_reacts_to_ten_traps(evil, dreamer, stranger, tmp_path, capsys):
     ['inspect', folder], ['export', folder, '--out', tmp_path / 'out'],
     ['train', '--run', folder, '--steps', 600],
   )  # fmt: skip
+  others = (
+    ['config', '--run', folder],
+    ['doctor', folder],
+    ['watch', folder],
+    ['dashboard', folder],
+  )
 
   def refusals(*options):
     errors = []
-    for command in commands:
+    for command in (*commands, *others):
       assert run(*command, *options) == 2
       errors.append(capsys.readouterr().err)
       assert errors[-1].count('\n') == 1

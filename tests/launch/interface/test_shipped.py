@@ -10,7 +10,7 @@ import pytest
 
 import hephaestus
 from hephaestus.launch import main
-from hephaestus.launch.interface import exported, shipping, training
+from hephaestus.launch.interface import exported, places, shipping, training
 from hephaestus.launch.report import evaluate
 
 # Below what the policies reach: 1.0, 500 and 6.8; a random policy has -0.6, 23 and 1.0.
@@ -30,7 +30,7 @@ def run(*arguments):
 
 
 def test_each_recipe_is_shipped():
-  assert exported.shipped() == sorted(shipping.AGENTS) == sorted(LEAST_RETURN)
+  assert places.shipped() == sorted(shipping.AGENTS) == sorted(LEAST_RETURN)
 
 
 @pytest.mark.parametrize('name', LEAST_RETURN)
@@ -42,7 +42,7 @@ def test_shipped_agent_plays_well(empty, name):
 
 
 def test_shipped_agents_are_small():
-  sizes = [file.stat().st_size for file in exported.SHIPPED.rglob('*') if file.is_file()]
+  sizes = [file.stat().st_size for file in places.SHIPPED.rglob('*') if file.is_file()]
   assert sum(sizes) < 5e6
 
 
@@ -99,7 +99,7 @@ def test_maintainers_command_trains_and_writes_an_agent(dreamer, empty, monkeypa
     return 0
 
   monkeypatch.setattr(training.run_commands, 'begin', begin)
-  monkeypatch.setattr(exported, 'SHIPPED', empty / 'shipped')
+  monkeypatch.setattr(places, 'SHIPPED', empty / 'shipped')
   monkeypatch.setattr(sys, 'argv', ['shipping', '--runs', 'runs', 'catch'])
   assert shipping.main() == 0
   (config,) = begun
