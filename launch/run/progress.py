@@ -97,7 +97,7 @@ class Progress:
     self._start, self._started_at = time.monotonic(), time.time()
     self._reached: tuple[int, int] | None = None
     self._steps, self._updates = _Pace(), _Pace()
-    # One process updates on after its last step; of several, replay keeps the learner with the actors.
+    # One process ends with its last update, after its last step; several end with their last step.
     self._num_updates = preflight.num_updates(config) if config.fused else None
     self._shown = 0.0
     self._grows = grows
@@ -188,8 +188,7 @@ class Progress:
     remaining = self._steps.left(now, total)
     if self._num_updates is not None and update is not None:
       self._updates.note(now, update)
-      if step >= total and update < self._num_updates:
-        remaining = self._updates.left(now, self._num_updates)
+      remaining = self._updates.left(now, self._num_updates)
     if self._config.max_minutes is not None:
       by_time = 60 * self._config.max_minutes - (now - self._steps.began)
       remaining = by_time if remaining is None else min(remaining, by_time)

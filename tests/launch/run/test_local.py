@@ -250,6 +250,7 @@ def test_eta_of_one_process_counts_the_updates_after_the_last_step(run, clock):
     clock(seconds)
     progress.reach(update, steps)
     line = progress.line()
+    assert line.endswith('ETA 6:20') == (update == 200)
   assert '8,432/8,000 steps  update 900' in line and line.endswith('ETA 0:30')
   progress.reach(960, 8432)
   assert progress.line().endswith('ETA 0:00')
