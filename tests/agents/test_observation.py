@@ -157,3 +157,17 @@ def test_view_is_a_function_of_its_leaf(axes):
   np.testing.assert_allclose(found, np.broadcast_to([4.0, 9], (*axes, 2)))
   assert found.dtype == jnp.float32 and observation_lib.view_size(VIEW_SPEC) == 2
   assert observation_lib.views(observe(*axes), SPEC).shape == (*axes, 0)
+
+
+@pytest.mark.parametrize('symlog', [True, False])
+def test_categories_are_also_encoded_one_hot(symlog):
+  spec = {
+    'dial': specs.BoundedArray((2,), np.int32, -1, 2),
+    'real': specs.Array((1,), np.float32),
+    'room': specs.DiscreteArray(5),
+  }
+  codec = observation_lib.Codec(spec, symlog=symlog)
+  seen = {'dial': np.array([[-1, 2]]), 'real': np.float32([[9.5]]), 'room': np.array([3])}
+  (found,) = jax.jit(codec.encode)(seen)
+  np.testing.assert_allclose(found[0, 4:12], [1, 0, 0, 0, 0, 0, 0, 1], atol=1e-5)
+  np.testing.assert_allclose(found[0, 12:], np.eye(5)[3], atol=1e-5)
