@@ -43,7 +43,7 @@ class Identity(NamedTuple):
   launch_id: int
 
 
-class Replay(NamedTuple):
+class ReplayConnections(NamedTuple):
   """An actor's connections to replay.
 
   Attributes:
@@ -87,7 +87,7 @@ class Actor:
     self,
     *,
     unroll: rollout.Unroll,
-    replay: Replay,
+    replay: ReplayConnections,
     identity: Identity,
     config: actors_config.ActorConfig,
     logger: Logger,

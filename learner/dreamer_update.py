@@ -6,7 +6,6 @@ devices share the batch.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import chex
@@ -56,19 +55,6 @@ class TrainState(NamedTuple):
   step: jax.Array
 
 
-class Update(NamedTuple):
-  """Functions that make a TrainState, and update it by one batch.
-
-  Attributes:
-    init: key -> TrainState of one replica.
-    update: (TrainState, Sequence [B, T, ...] of one device) -> (TrainState, metrics []); to be run
-      under an axis named `devices.DEVICES`.
-  """
-
-  init: Callable[[chex.PRNGKey], TrainState]
-  update: Callable[[TrainState, experience.Sequence], tuple[TrainState, Metrics]]
-
-
 def make_optimizer(
   rate: float, max_gradient: float, config: learner_config.LearnerConfig
 ) -> optax.GradientTransformation:
@@ -90,14 +76,15 @@ def make_optimizer(
   )
 
 
-def make_update(dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerConfig) -> Update:
+def make_update(
+  dreamer: dreamer_agent.Dreamer, config: learner_config.LearnerConfig
+) -> 'DreamerUpdate':
   """Builds the update of a dreamer, with the optimizers of `config`."""
-  learner = _Learner(
+  return DreamerUpdate(
     dreamer,
     make_optimizer(config.model_learning_rate, learner_config.MODEL_MAX_GRADIENT, config),
     make_optimizer(config.policy_learning_rate, learner_config.POLICY_MAX_GRADIENT, config),
   )
-  return Update(learner.init, learner.update)
 
 
 BATCH = targets_lib.Batch(
@@ -121,8 +108,14 @@ class _Imagined(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Learner:
-  """An agent and its optimizers; each method is a phase of the update, seen from one device."""
+class DreamerUpdate:
+  """A dreamer's `loop.Update`: the agent and its optimizers; each method is a phase, seen from one device.
+
+  Attributes:
+    dreamer: the agent.
+    model_optimizer: optimizer of the world model.
+    policy_optimizer: optimizer of actors, critics and context modules.
+  """
 
   dreamer: dreamer_agent.Dreamer
   model_optimizer: optax.GradientTransformation

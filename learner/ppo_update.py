@@ -7,7 +7,6 @@ how many devices share the batch.
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import chex
@@ -153,26 +152,6 @@ def _advance(halves: jax.Array, count: int) -> jax.Array:
   return jnp.stack([low, halves[1] + (low < halves[0])])
 
 
-class Update(NamedTuple):
-  """Functions that make a TrainState, and update it by one batch.
-
-  Attributes:
-    init: key -> TrainState of one replica.
-    update: (TrainState, Sequence [B, T, ...] of one device) -> (TrainState, metrics []); to be run
-      under an axis named `devices.DEVICES`.
-    environment_step: TrainState of one replica -> number of environment steps learned from, on all
-      devices together.
-    footprint: (params, Sequence [B, T, ...] of one device) -> Footprint, from shapes only.
-    scale: minibatches, epochs and learning rate.
-  """
-
-  init: Callable[[chex.PRNGKey], TrainState]
-  update: Callable[[TrainState, experience.Sequence], tuple[TrainState, Metrics]]
-  environment_step: Callable[[TrainState], int]
-  footprint: Callable[[Tree, experience.Sequence], loop.Footprint]
-  scale: Scale
-
-
 def make_update(
   ppo: masked_ppo.PPO,
   config: learner_config.PPOLearnerConfig,
@@ -180,7 +159,7 @@ def make_update(
   *,
   max_environment_steps: int | None = None,
   delayed: bool = False,
-) -> Update:
+) -> 'PPOUpdate':
   """Builds the update of a PPO agent.
 
   Args:
@@ -195,13 +174,12 @@ def make_update(
     optax.clip_by_global_norm(config.max_gradient), optax.scale_by_adam(eps=config.adam_epsilon)
   )
   anneal_until = max_environment_steps if config.anneal else None
-  learner = _Learner(ppo, optimizer, scale, anneal_until, delayed)
-  return Update(learner.init, learner.update, environment_step, learner.footprint, scale)
+  return PPOUpdate(ppo, optimizer, scale, anneal_until, delayed)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Learner:
-  """An agent, its optimizer and the scale of its updates.
+class PPOUpdate:
+  """PPO's `loop.FusedUpdate`: an agent, its optimizer and the scale of its updates.
 
   Attributes:
     ppo: the agent.
@@ -216,6 +194,8 @@ class _Learner:
   scale: Scale
   anneal_until: int | None
   delayed: bool
+
+  environment_step = staticmethod(environment_step)
 
   @property
   def _recurrent(self) -> bool:

@@ -99,7 +99,7 @@ def compile_for(work: bench.Work, num_devices: int) -> Compiled:
   return read_program(mapped.lower(each(state), each(sequence)).compile().as_text(), num_devices)
 
 
-def _shapes(work: bench.Work, num_devices: int) -> tuple[dreamer_update.Update, Any, Any]:
+def _shapes(work: bench.Work, num_devices: int) -> tuple[dreamer_update.DreamerUpdate, Any, Any]:
   """The update, and shapes of one replica's state and batch."""
   dreamer = dreamer_agent.make_dreamer(work.agent, work.observation_spec, work.action_spec)
   share = work.learner.batch_per_device(1)

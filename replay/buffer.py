@@ -19,7 +19,7 @@ from hephaestus.replay import tables
 Tree = Any
 
 
-class Replay(NamedTuple):
+class ReplaySizes(NamedTuple):
   """Sizes and replay ratio of a replay in device memory, over all devices together.
 
   Attributes:

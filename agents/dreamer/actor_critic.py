@@ -46,7 +46,7 @@ CRITIC, EXPLORER_CRITIC = 'critic', 'explorer_critic'
 """Names of the networks of their values."""
 
 
-class Steps(NamedTuple):
+class ImaginedSteps(NamedTuple):
   """R consecutive imagined steps of B dreams, inputs of `ActorCritic.loss`; see `ActorCritic.dreams`.
 
   Attributes:
@@ -337,7 +337,7 @@ class ActorCritic:
     return self._actions.noise(key)
 
   def sample(self, policy, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Samples an action; also returns its `Steps.choice`, the argument of the policy's `log_prob`.
+    """Samples an action; also returns its `ImaginedSteps.choice`, the argument of the policy's `log_prob`.
 
     Args:
       policy: a distribution from `policy`.
@@ -377,7 +377,7 @@ class ActorCritic:
     return part
 
   def loss(
-    self, params: Tree, steps: Steps, targets: Targets
+    self, params: Tree, steps: ImaginedSteps, targets: Targets
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Losses of actors and critics on imagined steps, with their metrics.
 
@@ -402,7 +402,7 @@ class ActorCritic:
     return actor_loss + critic_loss, metrics
 
   def actor_loss(
-    self, params: Tree, steps: Steps, context: jax.Array, targets: Targets
+    self, params: Tree, steps: ImaginedSteps, context: jax.Array, targets: Targets
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Score-function loss of the actors, each on its own dreams: see `dreams`.
 
@@ -432,7 +432,7 @@ class ActorCritic:
     return loss, metrics
 
   def critic_loss(
-    self, params: Tree, steps: Steps, context: jax.Array, targets: Targets
+    self, params: Tree, steps: ImaginedSteps, context: jax.Array, targets: Targets
   ) -> jax.Array:
     """Likelihood loss [] of the critics, summed over heads, each on the dreams of its actor.
 

@@ -278,7 +278,7 @@ def history(actor_critic: ac.ActorCritic, dream: Dream) -> Tree:
 
 def steps(
   actor_critic: ac.ActorCritic, dream: Dream, history: Tree, first: jax.Array | int, count: int
-) -> ac.Steps:
+) -> ac.ImaginedSteps:
   """Cuts consecutive imagined steps out of a dream.
 
   Args:
@@ -292,7 +292,7 @@ def steps(
     The steps, [count, B', ...].
   """
   cut = lambda x: jax.lax.dynamic_slice_in_dim(x, first, count)
-  return ac.Steps(
+  return ac.ImaginedSteps(
     features=jax.tree.map(cut, dream.features),
     history=actor_critic.context.cut(history, first, count),
     choice=cut(dream.choice),

@@ -6,7 +6,7 @@
     write    the most surprising replayed steps, by |G - G_hat|, over the least recently read entries
 
 with x the observation, P a fixed random projection, q the key of the current observation, a_i, G_i the
-action and return of entry i, and G_hat the return expected at a step: see `Memory.expected`. All entries
+action and return of entry i, and G_hat the return expected at a step: see `EpisodicMemory.expected`. All entries
 are read, not a few neighbours: the weight of others is next to 0, and on a CPU a read of 1,024 entries at
 512 steps took 0.7 ms, and 3 ms with the 8 largest.
 
@@ -90,7 +90,7 @@ class Offer(NamedTuple):
   """N replayed steps that are candidates for new entries.
 
   Attributes:
-    key: [N, KEY_SIZE] float32, see `Memory.key`.
+    key: [N, KEY_SIZE] float32, see `EpisodicMemory.key`.
     action: [N, A] float32, encoded action.
     return_: [N] float32, return G.
     surprise: [N] float32, |G - G_hat|; 0 for a step that must not be written.
@@ -103,7 +103,7 @@ class Offer(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Memory:
+class EpisodicMemory:
   """The memory of one environment; every method is a pure function of the ring.
 
   The ring is a dict of arrays: `key` [C, KEY_SIZE], `action` [C, A] and `return_` [C] float32;

@@ -44,7 +44,7 @@ class Features(NamedTuple):
     state: [..., S], the GRU's state h, and the stochastic state z if there are images.
     numbers: [..., I], inputs of the observation's numbers, see `Numbers.inputs`.
     transition: [..., C + R], action and embedded numbers of the step before, and what was recalled there.
-    recalled: [..., R], what the episodic memory recalls at the step, see `Memory.recalled`.
+    recalled: [..., R], what the episodic memory recalls at the step, see `EpisodicMemory.recalled`.
   """
 
   state: jax.Array
@@ -81,10 +81,12 @@ class Networks:
     return numbers_lib.Numbers(self.codec.flat_spec)
 
   @functools.cached_property
-  def memory(self) -> memory_lib.Memory | None:
+  def memory(self) -> memory_lib.EpisodicMemory | None:
     """The episodic memory; None where `memory_size` is 0."""
     size, ttl = self.config.memory_size, self.config.memory_ttl
-    return memory_lib.Memory(size, ttl, self.actions, self.numbers, self.codec) if size else None
+    return (
+      memory_lib.EpisodicMemory(size, ttl, self.actions, self.numbers, self.codec) if size else None
+    )
 
   @property
   def recalled_size(self) -> int:

@@ -50,7 +50,7 @@ class Latent(NamedTuple):
     deterministic: [..., H] h_t, the GRU's state, in the compute dtype.
     stochastic: [..., Z] z_t, a sample of the latent state, in the compute dtype.
     numbers: [..., F] float32 x_t, observed or imagined; see `numbers.Numbers`.
-    recalled: [..., R] float32, see `Memory.recalled`, read at the step, in imagination at the start
+    recalled: [..., R] float32, see `EpisodicMemory.recalled`, read at the step, in imagination at the start
       of the rollout; None without an episodic memory, and in a stored state.
   """
 
@@ -357,7 +357,7 @@ class RSSM:
       observation: tree of [B, ...] arrays.
       first: [B] bool, whether the step is FIRST, which clears the state.
       noise: [B, ...] from `noise`, or None for the mode.
-      recalled: [B, R] float32, see `Memory.recalled`; None without an episodic memory.
+      recalled: [B, R] float32, see `EpisodicMemory.recalled`; None without an episodic memory.
     """
     numbers, encoded = self.encoder(params, observation)
     before = self.embed(params, recurrent.latent.numbers)
@@ -420,7 +420,7 @@ class RSSM:
       params: parameters of the world model.
       keys: [B] PRNG keys, one for each sequence, so that the result does not depend on the batching.
       sequence: [T, B, ...], `initial_state` being a `Recurrent`.
-      recalled: [T, B, R] float32, see `Memory.recalled`; None without an episodic memory.
+      recalled: [T, B, R] float32, see `EpisodicMemory.recalled`; None without an episodic memory.
     """
     num_steps, batch = sequence.reward.shape
     first = sequence.step_type == FIRST

@@ -14,7 +14,7 @@ import numpy as np
 from hephaestus.agents import networks
 
 
-class Attention(nn.Module):
+class SlotAttention(nn.Module):
   """Slot attention: slots compete for the tokens of an image in rounds of attention.
 
     a = softmax over slots( k q / sqrt(D) )      w = (a + 1e-8) / sum over tokens( a + 1e-8 )
@@ -144,7 +144,7 @@ class Slots:
   def _modules(self) -> dict[str, nn.Module]:
     return {
       'tokens': Tokens(self.size),
-      'attention': Attention(self.num_rounds, self.hidden_size),
+      'attention': SlotAttention(self.num_rounds, self.hidden_size),
       'painter': Painter(self.shape, self.hidden_size),
     }
 

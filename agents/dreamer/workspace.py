@@ -68,7 +68,7 @@ class Past(NamedTuple):
   steps: jax.Array
 
 
-class History(NamedTuple):
+class GateHistory(NamedTuple):
   """The module's history of R steps, see `context.Context`.
 
   Attributes:
@@ -258,7 +258,9 @@ class Workspace:
     candidates = (batch, len(self.names))
     return Past(jnp.zeros(candidates), jnp.ones(candidates), jnp.ones(batch))
 
-  def _step(self, memory: Past, terms: Terms, begins: jax.Array) -> tuple[Past, History, jax.Array]:
+  def _step(
+    self, memory: Past, terms: Terms, begins: jax.Array
+  ) -> tuple[Past, GateHistory, jax.Array]:
     """One step [B, ...]: the next memory, its history without an axis of steps, and its gates."""
     initial = self.initial(len(begins))._replace(novelty=terms.novelty)
     clear = lambda new, old: jnp.where(begins.reshape(-1, *[1] * (old.ndim - 1)), new, old)
@@ -266,7 +268,7 @@ class Workspace:
     bonus = self._bonus(memory, terms)
     gate = jax.lax.stop_gradient(self.gate(terms.learned + bonus))
     after = Past(terms.novelty, memory.opened + gate, memory.steps + 1)
-    return after, History(memory, bonus), gate
+    return after, GateHistory(memory, bonus), gate
 
   def advance(
     self, params: Tree, memory: Past, features: Features, terms: Terms, begins: jax.Array
@@ -274,33 +276,35 @@ class Workspace:
     memory, _, gate = self._step(memory, terms, begins)
     return memory, self._read(features, gate)
 
-  def replayed(self, features: Features, terms: Terms, begins: jax.Array) -> History:
+  def replayed(self, features: Features, terms: Terms, begins: jax.Array) -> GateHistory:
     return self._follow(self.initial(begins.shape[1]), terms, begins.at[0].set(True))
 
-  def memory_at(self, history: History, step: jax.Array, stream: jax.Array) -> Past:
+  def memory_at(self, history: GateHistory, step: jax.Array, stream: jax.Array) -> Past:
     memory: Past = jax.tree.map(lambda x: x[step, stream], history.before)
     return memory
 
-  def imagined(self, memory: Past, features: Features, terms: Terms, begins: jax.Array) -> History:
+  def imagined(
+    self, memory: Past, features: Features, terms: Terms, begins: jax.Array
+  ) -> GateHistory:
     all_begins = jnp.zeros(terms.novelty.shape[:2], bool).at[0].set(begins)
     return self._follow(memory, terms, all_begins)
 
-  def _follow(self, memory: Past, terms: Terms, begins: jax.Array) -> History:
+  def _follow(self, memory: Past, terms: Terms, begins: jax.Array) -> GateHistory:
     step = lambda memory, inputs: self._step(memory, *inputs)[:2]
     _, history = jax.lax.scan(step, memory, (terms, begins))
     return history
 
-  def cut(self, history: History, first: jax.Array | int, count: int) -> History:
+  def cut(self, history: GateHistory, first: jax.Array | int, count: int) -> GateHistory:
     return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, count), history)
 
-  def pool(self, params: Tree, history: History, features: Features) -> jax.Array:
+  def pool(self, params: Tree, history: GateHistory, features: Features) -> jax.Array:
     return self._read(features, self.gates(params, history, features))
 
-  def gates(self, params: Tree, history: History, features: Features) -> jax.Array:
+  def gates(self, params: Tree, history: GateHistory, features: Features) -> jax.Array:
     """Gates [R, B, N] float32 of the R steps of a history, whose features are [R, B, ...]."""
     return self.gate(self._learned(params, features) + history.bonus)
 
-  def weights(self, params: Tree, history: History, num_steps: int) -> jax.Array:
+  def weights(self, params: Tree, history: GateHistory, num_steps: int) -> jax.Array:
     """See `Context.weights`; W = 1, and the weight of the step itself is 1: [R, 1, 1] for all streams."""
     return jnp.ones((num_steps, 1, 1), jnp.float32)
 

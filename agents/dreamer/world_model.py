@@ -69,7 +69,7 @@ class WorldModel:
     Args:
       params: parameters of all parts of the agent, with the memory's ring.
       observation: tree of [..., *shape] arrays.
-      version: see `memory.Memory.read`.
+      version: see `memory.EpisodicMemory.read`.
 
     Returns:
       The inputs of networks, [..., R] float32, and the full result of the read; None and None without

@@ -42,7 +42,7 @@ class Dreamer(records.AgentRecord):
 
   def make_update(
     self, config: launch_config.ExperimentConfig, trained: Any, *, num_devices: int
-  ) -> dreamer_update.Update:
+  ) -> dreamer_update.DreamerUpdate:
     from hephaestus.learner import dreamer_update
 
     config.learner.batch_per_device(num_devices)

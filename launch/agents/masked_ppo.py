@@ -35,7 +35,7 @@ class MaskedPPO(records.AgentRecord):
 
   def make_update(
     self, config: launch_config.ExperimentConfig, trained: Any, *, num_devices: int
-  ) -> ppo_update.Update:
+  ) -> ppo_update.PPOUpdate:
     return ppo_update.make_update(
       trained,
       config.learner,
@@ -48,7 +48,7 @@ class MaskedPPO(records.AgentRecord):
     _scale(config, num_devices=config.learner.num_processes)  # each has at least one device
 
   def describe_update(
-    self, config: launch_config.ExperimentConfig, update: ppo_update.Update
+    self, config: launch_config.ExperimentConfig, update: ppo_update.PPOUpdate
   ) -> str:
     scale = update.scale
     minibatch = config.batch_size * config.steps_per_sequence // scale.num_minibatches

@@ -42,7 +42,7 @@ _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]*')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Replay:
+class ReplayAddress:
   """Address of the server of replay, or of one of its shards.
 
   Raises:
@@ -164,7 +164,7 @@ class Host:
   """
 
   name: str
-  replay: Replay | None = None
+  replay: ReplayAddress | None = None
   learner: bool | Coordinator = False
   evaluator: bool = False
   actors: int = 0

@@ -47,7 +47,7 @@ def build(
   trained: Any,
   devices: list[jax.Device],
   should_stop: Callable[[], bool] = lambda: False,
-) -> unrolled.Program:
+) -> unrolled.FusedProgram:
   """Makes the program of a run for these devices, not yet compiled.
 
   Args:
@@ -75,7 +75,7 @@ def build(
   acting_params = trained.agent.acting_params
   if not is_on_host:
     envs = unrolled.Environments(unroll.init, unroll.unroll, num_envs, num_steps)
-    return unrolled.Program(update, acting_params, envs, devices, replay)
+    return unrolled.FusedProgram(update, acting_params, envs, devices, replay)
 
   def until_stopped(*arguments: Any) -> Any:
     try:
@@ -89,7 +89,7 @@ def build(
   return stepped.HostProgram(update, acting_params, on_host, devices, replay)
 
 
-def make_replay(config: launch_config.ExperimentConfig, num_devices: int) -> buffer.Replay:
+def make_replay(config: launch_config.ExperimentConfig, num_devices: int) -> buffer.ReplaySizes:
   """Computes the sizes of a run's replay, whose capacity is less than twice what the run will collect.
 
   It is 2^n unrolls, at most the largest stratum, so that runs of similar length share one compiled program.
@@ -112,7 +112,7 @@ def make_replay(config: launch_config.ExperimentConfig, num_devices: int) -> buf
   # An unroll is of whole sequences of all environments.
   steps_per_unroll = num_envs * config.steps_per_sequence
   unrolls = -(-config.max_environment_steps // steps_per_unroll)
-  return buffer.Replay(
+  return buffer.ReplaySizes(
     sizes=buffer.batch_sizes(config.replay, config.batch_size),
     strata={each.name: each.max_size for each in strata},
     capacity=min(largest, num_envs * 2 ** (unrolls - 1).bit_length()),
@@ -131,7 +131,7 @@ def saved(
 
 
 def check_replay_memory(
-  memory: unrolled.Memory, available: int | None, stratum: tables.Stratum, stored: int
+  memory: unrolled.MemoryEstimate, available: int | None, stratum: tables.Stratum, stored: int
 ) -> None:
   """Raises ValueError, with a remedy, if a replay does not fit and is most of the run's memory.
 
@@ -156,7 +156,7 @@ def check_replay_memory(
 
 
 def check_memory(
-  memory: unrolled.Memory, available: int | None, *, num_envs: int, num_devices: int
+  memory: unrolled.MemoryEstimate, available: int | None, *, num_envs: int, num_devices: int
 ) -> str | None:
   """Returns a warning if a program may not fit into memory once compiled; None if it should fit.
 
@@ -186,7 +186,7 @@ def check_memory(
 
 def check_compiled(
   config: launch_config.ExperimentConfig,
-  memory: unrolled.Memory,
+  memory: unrolled.MemoryEstimate,
   needed: int,
   available: int,
   num_devices: int,
@@ -242,8 +242,8 @@ class Prepared(NamedTuple):
   config: launch_config.ExperimentConfig
   environment: environment_lib.Environment
   trained: Any
-  program: unrolled.Program
-  memory: unrolled.Memory
+  program: unrolled.FusedProgram
+  memory: unrolled.MemoryEstimate
   warning: str | None
   stop: '_Interrupts'
   seconds: float

@@ -276,7 +276,7 @@ def _experience(
 ) -> replayed.Experience:
   """Makes the learner's access to the counts and checkpoints of replay; only its first process counts."""
   folders = enumerate(parts_lib.replay_folders(run, len(replay)))
-  collected: Callable[[], collected_lib.Steps | None] = lambda: None
+  collected: Callable[[], collected_lib.StepCounts | None] = lambda: None
   staleness = None
   if is_first:
     collected = collected_steps(config, replay, parts_lib.LEARNER, run / folder_lib.COLLECTED)
@@ -337,7 +337,7 @@ def build_actor(
 
   return actor.Actor(
     unroll=parts.unroll,
-    replay=actor.Replay(
+    replay=actor.ReplayConnections(
       source=source,
       writer=writer.Writer(
         _addresses(replay),

@@ -95,7 +95,7 @@ def begin(
     origin: parameters to begin with.
     config: config of the new run.
     folder: folder of the new run, made by `folder.open_run`.
-    program: the `unrolled.Program` of a fused run; None for a run with actors.
+    program: the `unrolled.FusedProgram` of a fused run; None for a run with actors.
 
   Returns:
     A line to print, with the origin and its step.

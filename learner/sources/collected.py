@@ -11,7 +11,7 @@ from absl import logging
 from hephaestus.replay import connection
 
 
-class Steps(NamedTuple):
+class StepCounts(NamedTuple):
   """Environment steps of a run.
 
   Attributes:
@@ -69,7 +69,7 @@ class Collected:
       except (ValueError, TypeError, KeyError):
         raise ValueError(f'{file}: does not hold counts of sequences; remove it') from None
 
-  def __call__(self) -> Steps | None:
+  def __call__(self) -> StepCounts | None:
     """Asks all shards; returns the steps by now, or None if no shard answers."""
     inserted = list(self._inserted)
     answered = False
@@ -91,10 +91,10 @@ class Collected:
     return self.steps if answered else None
 
   @property
-  def steps(self) -> Steps:
+  def steps(self) -> StepCounts:
     """The steps of all shards as of their last answers; sends no request."""
     taken = (sum(self._inserted) + self._lost) * self._steps_per_sequence
-    return Steps(taken, self._lost * self._steps_per_sequence)
+    return StepCounts(taken, self._lost * self._steps_per_sequence)
 
   def _save(self) -> None:
     """Replaces the file; on a full disk the last one stays."""

@@ -28,7 +28,7 @@ class Experience(NamedTuple):
   """
 
   save: Callable[[], Any]
-  collected: Callable[[], collected_lib.Steps | None]
+  collected: Callable[[], collected_lib.StepCounts | None]
   steps_per_batch: int
   warm_up_steps: int
   staleness: staleness_lib.Staleness | None = None
@@ -59,7 +59,7 @@ class FromReplay(sampled.Sampled):
     super().__init__(trained, link, devices=devices, num_processes=num_processes)
     self._experience = experience
     self._publish_period = publish_period
-    self._collected = collected_lib.Steps(taken=0, lost=0)
+    self._collected = collected_lib.StepCounts(taken=0, lost=0)
     self._asked: float | None = None
     self._failed_saves = 0  # since the last one that did not fail
 

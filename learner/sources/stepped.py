@@ -42,15 +42,15 @@ class HostEnvironments(NamedTuple):
   close: Callable[[], None]
 
 
-class HostProgram(unrolled.Program):
-  """As `unrolled.Program`, but `collect` unrolls, and the compiled program only samples and updates.
+class HostProgram(unrolled.FusedProgram):
+  """As `unrolled.FusedProgram`, but `collect` unrolls, and the compiled program only samples and updates.
 
   Args:
-    update: as for `unrolled.Program`.
-    acting_params: as for `unrolled.Program`.
+    update: as for `unrolled.FusedProgram`.
+    acting_params: as for `unrolled.FusedProgram`.
     environments: the environments, whose sequences all devices share.
     devices: devices that share replay and batches.
-    replay: as for `unrolled.Program`.
+    replay: as for `unrolled.FusedProgram`.
   """
 
   environments: HostEnvironments
@@ -61,7 +61,7 @@ class HostProgram(unrolled.Program):
     acting_params: Callable[[Tree], Tree],
     environments: HostEnvironments,
     devices: list[jax.Device],
-    replay: buffer_lib.Replay | None = None,
+    replay: buffer_lib.ReplaySizes | None = None,
   ):
     super().__init__(update, acting_params, environments, devices, replay)
     self._insert = devices_lib.mapped(self._add, devices)
@@ -134,7 +134,7 @@ class HostProgram(unrolled.Program):
   def iterate(
     self, state: unrolled.FusedState, count: int
   ) -> tuple[unrolled.FusedState, loop.Metrics]:
-    """As `unrolled.Program.iterate`, for at most as many updates as are allowed."""
+    """As `unrolled.FusedProgram.iterate`, for at most as many updates as are allowed."""
     state, metrics = super().iterate(state, count)
     played = {
       name: jnp.full(len(self.devices), total, jnp.float32) for name, total in self._played.items()

@@ -77,8 +77,8 @@ class ReplayState(NamedTuple):
 
   Attributes:
     buffer: this device's sequences.
-    credit: [] int32, grows by `Replay.rate.numerator` for each sequence after warm-up; each update
-      needs and takes `Replay.rate.denominator`. Exact, and equal on all devices.
+    credit: [] int32, grows by `ReplaySizes.rate.numerator` for each sequence after warm-up; each update
+      needs and takes `ReplaySizes.rate.denominator`. Exact, and equal on all devices.
   """
 
   buffer: buffer_lib.Buffer
@@ -104,7 +104,7 @@ class FusedState(NamedTuple):
   replay: Tree = ()
 
 
-class Memory(NamedTuple):
+class MemoryEstimate(NamedTuple):
   """Estimated bytes that a run needs on each device.
 
   Attributes:
@@ -130,7 +130,7 @@ class Resume(NamedTuple):
   warn: Callable[[str], None] = lambda text: None
 
 
-class Program:
+class FusedProgram:
   """A loop of unrolls and updates, as one compiled program on some devices.
 
   `compile` comes before `iterate`: a compiled program cannot be traced again, so other shapes are an
@@ -157,7 +157,7 @@ class Program:
     acting_params: Callable[[Tree], Tree],
     environments: Any,
     devices: list[jax.Device],
-    replay: buffer_lib.Replay | None = None,
+    replay: buffer_lib.ReplaySizes | None = None,
   ):
     self.update = update
     self._acting_params = acting_params
@@ -196,7 +196,9 @@ class Program:
     }
     return state._replace(key=jax.random.key_data(key), worlds=env_state), sequence, played
 
-  def _store(self, stored: ReplayState, sequence: Any, replay: buffer_lib.Replay) -> ReplayState:
+  def _store(
+    self, stored: ReplayState, sequence: Any, replay: buffer_lib.ReplaySizes
+  ) -> ReplayState:
     """Adds sequences [n, T, ...] to the replay of one device, with the updates that they allow."""
     before = stored.buffer
     after = buffer_lib.add(before, sequence)
@@ -205,7 +207,7 @@ class Program:
     return ReplayState(after, stored.credit + earned)
 
   def _sample(
-    self, state: FusedState, replay: buffer_lib.Replay
+    self, state: FusedState, replay: buffer_lib.ReplaySizes
   ) -> tuple[FusedState, Any, loop.Metrics]:
     """Unrolls until an update is allowed, then samples; as `_unroll`, but returns a batch [b, T, ...]."""
     train = state.train
@@ -226,7 +228,7 @@ class Program:
     state, batch = self._draw(state, replay)
     return state._replace(train=train), batch, played
 
-  def _draw(self, state: FusedState, replay: buffer_lib.Replay) -> tuple[FusedState, Any]:
+  def _draw(self, state: FusedState, replay: buffer_lib.ReplaySizes) -> tuple[FusedState, Any]:
     """Samples a batch [b, T, ...] on one device, which takes the credit of one update."""
     count = len(self.devices)
     key, shared_key = jax.random.split(jax.random.wrap_key_data(state.key))
@@ -254,7 +256,7 @@ class Program:
     result: tuple[FusedState, loop.Metrics] = jax.lax.fori_loop(0, count, body, (state, sums))
     return result
 
-  def memory(self) -> Memory:
+  def memory(self) -> MemoryEstimate:
     """Estimates memory by shapes alone, before anything is compiled.
 
     An on-policy update needs the most while steps are flattened from sequences, when there are two
@@ -268,9 +270,9 @@ class Program:
       stored = size(self._replay_shapes().buffer) // len(self.devices)
       per_device = len(self.replay.sizes) // len(self.devices)
       batch = size(sequence) + per_device * size(_schema(sequence)) + size(state.train.params)
-      return Memory(permanent, batch, stored)
+      return MemoryEstimate(permanent, batch, stored)
     used = self.update.footprint(state.train.params, sequence)
-    return Memory(
+    return MemoryEstimate(
       state=permanent,
       batch=max(
         size(sequence) + 2 * used.steps + used.forward,
@@ -453,7 +455,9 @@ class Unrolled(loop.Source):
 
   seconds_left: float | None = None
 
-  def __init__(self, program: Program, *, max_environment_steps: int, resume: Resume | None = None):
+  def __init__(
+    self, program: FusedProgram, *, max_environment_steps: int, resume: Resume | None = None
+  ):
     self._program, self._resume = program, resume or Resume()
     self._max_environment_steps = max_environment_steps
     self._environment_step = 0

@@ -38,7 +38,7 @@ def steps(dreamer):
   choice[:2] %= 2
   mask = np.ones((4, 3, 4), bool)
   mask[:2, :, 2:] = False
-  return ac.Steps(
+  return ac.ImaginedSteps(
     features=random_features(dreamer, rng, 4, 3),
     history=(),
     choice=choice,

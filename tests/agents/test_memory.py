@@ -20,7 +20,7 @@ BITS = specs.BoundedArray((24,), bool, False, True)
 def make_memory(spec=BITS, action_spec=None, size=SIZE):
   codec = observation_lib.Codec(spec, cnn=True)
   actions = distributions.Actions(action_spec or specs.DiscreteArray(3))
-  return memory_lib.Memory(size, TTL, actions, numbers_lib.Numbers(codec.flat_spec), codec)
+  return memory_lib.EpisodicMemory(size, TTL, actions, numbers_lib.Numbers(codec.flat_spec), codec)
 
 
 MEMORY = make_memory()
@@ -48,7 +48,7 @@ def key_of(seen):
 
 
 def read(ring, key, version=None):
-  """`Memory.read` of N keys; without a version, of parameters newer than all entries."""
+  """`EpisodicMemory.read` of N keys; without a version, of parameters newer than all entries."""
   version = np.full(len(key), 10**6) if version is None else version
   found = compiled.read(ring, filled_up(key), filled_up(version).astype(np.int32))
   return jax.tree.map(lambda x: np.asarray(x)[: len(key)], found)

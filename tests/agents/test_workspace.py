@@ -99,7 +99,7 @@ def features_of(made, params, seed, *axes):
 def history_of(bonus):
   shape = bonus.shape
   before = workspace.Past(*(np.ones(size, np.float32) for size in (shape, shape, shape[:-1])))
-  return workspace.History(before._replace(novelty=0 * before.novelty), bonus)
+  return workspace.GateHistory(before._replace(novelty=0 * before.novelty), bonus)
 
 
 def with_candidate(module, features, candidate, noise):
@@ -245,7 +245,7 @@ def test_critic_reads_what_is_closed(dreamer, params):
 
 def loss_of(policy, params, features, history, choice, advantage):
   shape = choice.shape
-  steps = ac.Steps(features, history, choice, jnp.ones((*shape, errands.NUM_BUTTONS), bool))
+  steps = ac.ImaginedSteps(features, history, choice, jnp.ones((*shape, errands.NUM_BUTTONS), bool))
   zeros = {name: jnp.zeros(shape) for name in policy.heads}
   weight = jnp.full(shape, 1 / np.prod(shape))
   targets = ac.Targets(zeros, advantage, zeros, weight)

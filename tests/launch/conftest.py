@@ -92,6 +92,6 @@ def in_process():
     patch.setattr(fused, '_prepare_process', lambda config: None)
     patch.setattr(fused, 'make', once(fused.make, text))
     patch.setattr(fused, 'build', once(fused.build, program))
-    patch.setattr(unrolled.Program, 'compile', once(unrolled.Program.compile, id))
+    patch.setattr(unrolled.FusedProgram, 'compile', once(unrolled.FusedProgram.compile, id))
     patch.setattr(episodes, 'Play', once(episodes.Play, play))
     yield

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import types
 from typing import NamedTuple
 from unittest import mock
 
@@ -46,7 +47,7 @@ def mean_update(compiles=lambda: None):
     params = state.params + (mean - state.params) / (state.step + 1)
     return state._replace(params=params, step=state.step + 1), {'mean': mean}
 
-  return dreamer_update.Update(init, update)
+  return types.SimpleNamespace(init=init, update=update)
 
 
 class Batches:
@@ -186,7 +187,7 @@ def make_replayed(place, kind, num_updates, should_stop, compiles):
     ),
     replayed.Experience(
       save=lambda: print('replay is saved', flush=True),
-      collected=lambda: collected.Steps(taken=0, lost=0),
+      collected=lambda: collected.StepCounts(taken=0, lost=0),
       steps_per_batch=BATCH,
       warm_up_steps=0,
     ),

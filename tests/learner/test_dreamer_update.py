@@ -326,7 +326,7 @@ def test_values_of_replayed_steps_train_the_model_after_warm_up_alone(one_device
   batch = experience.time_major(make_batch(dreamer))
   one_device.begin().step(make_batch(dreamer))  # the last layers begin with zeros
   state = one_device.arrays()
-  learner = dreamer_update._Learner(dreamer, None, None)
+  learner = dreamer_update.DreamerUpdate(dreamer, None, None)
 
   @jax.jit
   def largest(step):

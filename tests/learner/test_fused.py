@@ -54,7 +54,9 @@ def make_fused(
     return unroll.unroll(*arguments)
 
   envs = unrolled.Environments(unroll.init, act, num_envs, NUM_STEPS)
-  made = unrolled.Program(update, ppo.agent.acting_params, envs, jax.local_devices()[:num_devices])
+  made = unrolled.FusedProgram(
+    update, ppo.agent.acting_params, envs, jax.local_devices()[:num_devices]
+  )
   if compiled:
     made.compile()
   return made

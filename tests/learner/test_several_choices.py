@@ -120,7 +120,7 @@ def test_dreamer_samples_legal_choices_and_its_actor_learns_from_them(world):
   policy, num_steps = made.actor_critic, NUM_ROWS - 1
   features = random_features(made, np.random.default_rng(0), num_steps, NUM_WORLDS)
   time_major = experience.time_major(sequence)
-  steps = actor_critic.Steps(
+  steps = actor_critic.ImaginedSteps(
     features=features,
     history=(),
     choice=time_major.action[:-1],

@@ -114,7 +114,7 @@ def make_replay(**changes):
     'warm_up': 8,
     'rate': fractions.Fraction(3, 8),
   }
-  return buffer.Replay(**values | changes)
+  return buffer.ReplaySizes(**values | changes)
 
 
 class Rows(list):

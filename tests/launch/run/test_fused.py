@@ -297,7 +297,7 @@ def test_dreamer_with_options_ends_resumes_and_is_evaluated(train, tmp_path, cap
 def test_replay_beyond_memory_is_refused_with_a_size_that_fits():
   stratum = tables.Stratum(name='episodic', max_size=50_000, share=1.0)
   check = lambda replay, available: fused.check_replay_memory(
-    unrolled.Memory(2**27, 2**27, replay), available, stratum, 40_000
+    unrolled.MemoryEstimate(2**27, 2**27, replay), available, stratum, 40_000
   )
   check(2**33, None)
   check(2**33, 2**34)
@@ -313,7 +313,7 @@ def test_replay_beyond_memory_is_refused_with_a_size_that_fits():
 
 def test_too_many_environments_are_refused_with_a_number_that_fits():
   check = lambda gib, available: fused.check_memory(
-    unrolled.Memory(2**27, int(gib * 2**30)),
+    unrolled.MemoryEstimate(2**27, int(gib * 2**30)),
     None if available is None else int(available * 2**30),
     num_envs=2048,
     num_devices=2,
@@ -342,7 +342,7 @@ def test_compiled_program_beyond_the_memory_is_refused_with_a_size_that_fits(
   made = config.of_preset(agent, 'tpu-v4-8', 'catch')
   gib = 2**30
   needed, available = (fixed + 12) * gib, 8 * gib
-  memory = unrolled.Memory(state=fixed * gib, batch=12 * gib)
+  memory = unrolled.MemoryEstimate(state=fixed * gib, batch=12 * gib)
   fused.check_compiled(made, memory, available, available, devices)
   with pytest.raises(ValueError, match=re.escape(f'{key}: the compiled program needs')) as refused:
     fused.check_compiled(made, memory, needed, available, devices)
