@@ -35,7 +35,7 @@ class Identity(NamedTuple):
     actor_id: number of this actor, stored with its sequences.
     seed: seed of the run, for the actor's PRNG key.
     launch_id: ID of this launch of the run; each launch of a resumed run has another. The actor ends at
-      the final parameters of this launch, not at those of an older one.
+      the final parameters of this launch, not at the parameters of an older one.
   """
 
   actor_id: int

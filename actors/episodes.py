@@ -132,7 +132,7 @@ class Play:
     self._environment = environment
     self._agent = agent
     self._num_envs = num_envs
-    # An episode of n steps has n + 1 time steps, the first of which is that of the reset.
+    # An episode of n steps has n + 1 time steps, the first of which comes from the reset.
     most = HOST_UNROLL_LENGTH if isinstance(environment, host.HostEnvironment) else UNROLL_LENGTH
     length = min(environment.max_steps + 1, most)
     self._num_unrolls = -(-min(environment.max_steps, MOST_STEPS) // (length - 1))
@@ -347,14 +347,14 @@ class Play:
     return None if self._agent.foresee is None else jax.jit(self._agent.foresee)
 
   def dream(self, params: Any, key: jax.Array) -> list[np.ndarray] | None:
-    """Plays the beginning of an episode, and shows it beside the world model's open-loop prediction.
+    """Plays the beginning of an episode, and shows it next to the world model's open-loop prediction.
 
     Args:
       params: all parameters of the agent, not only those for acting.
       key: PRNG key of the episode and of the prediction.
 
     Returns:
-      At most `DREAM_LENGTH` frames, [H, W, 3] uint8 each, see `videos.beside`; None for an agent without
+      At most `DREAM_LENGTH` frames, [H, W, 3] uint8 each, see `videos.comparison`; None for an agent without
       a world model.
     """
     if self._foresee is None:
@@ -372,4 +372,4 @@ class Play:
     foresight = self._foresee(params, dream_key, observation, action, np.int32(context))
     padded = (observation_lib.without_mask(observation), *jax.device_get(foresight))
     observation, predicted, salience = jax.tree.map(lambda x: np.asarray(x)[:num_steps], padded)
-    return videos.beside(self._environment.draw, observation, predicted, salience, context)
+    return videos.comparison(self._environment.draw, observation, predicted, salience, context)

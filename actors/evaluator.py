@@ -37,7 +37,7 @@ class Schedule:
 
 
 class Camera:
-  """Writes two videos periodically: an episode, and another beside the world model's prediction of it.
+  """Writes two videos periodically: an episode, and another next to the world model's prediction of it.
 
   Args:
     play: plays episodes of the environment with the agent.

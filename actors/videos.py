@@ -17,7 +17,7 @@ Draw = Callable[[Tree], np.ndarray | None]
 SIDE = 160  # pixels of the smaller side of an enlarged frame, at least
 MARGIN = 8
 BARS = 32  # height in pixels of the chart of attention weights
-PANEL, LINE, NAME, BAR = 200, 14, 84, 64  # pixels: of the panel beside a frame, and of its parts
+PANEL, LINE, NAME, BAR = 200, 14, 84, 64  # pixels: of the panel next to a frame, and of its parts
 BACKGROUND = (24, 24, 27)
 INK = (228, 228, 231)
 OBSERVED, PREDICTED = (0, 158, 115), (204, 121, 167)  # green and purple of Okabe and Ito
@@ -135,7 +135,7 @@ def with_policy(
       panel; if there is no room for all, the last ones are shown.
 
   Returns:
-    The enlarged frame, wider by `PANEL` pixels, uint8; its size depends on that of the given frame alone.
+    The enlarged frame, wider by `PANEL` pixels, uint8; its size depends only on the size of the given frame.
   """
   frame = _enlarge(frame)
   height = frame.shape[0]
@@ -156,7 +156,7 @@ def with_policy(
   return np.concatenate([frame, np.asarray(panel)], axis=1)
 
 
-def beside(
+def comparison(
   draw: Draw, observation: Tree, predicted: Tree, salience: np.ndarray, context: int
 ) -> list[np.ndarray]:
   """Draws each observation on the left and the world model's prediction of it on the right.

@@ -14,7 +14,7 @@ class Foresight(NamedTuple):
 
   Attributes:
     observation: tree of [T, ...] float32 arrays, without the action mask. Reconstructions of the
-      first steps; then observations predicted from the actions alone.
+      first steps; then observations predicted only from the actions.
     salience: [T, W] float32, attention weights of the last W steps, oldest first, in the context that
       the actor reads at step t; 0 for steps before the episode.
   """

@@ -228,8 +228,8 @@ class Actions:
 
     Args:
       outputs: [..., num_outputs], logits of all choices, or means and scales.
-      mask: [..., A] bool, the legal choices of all parts; None if all are. Unread if continuous.
-      unimix: see `MaskedCategorical.from_logits`. Unread if continuous.
+      mask: [..., A] bool, the legal choices of all parts; None if all are, and for continuous actions.
+      unimix: see `MaskedCategorical.from_logits`; continuous actions do not use it.
 
     Returns:
       A MaskedCategorical, MultiCategorical or TanhNormal, by the spec.

@@ -18,7 +18,7 @@ class Decision(NamedTuple):
   Attributes:
     action: [N] int32 for one discrete choice, [N, M] int32 for M choices at once, or [N, A] float32
       for a continuous action.
-    extras: arrays [N, ...] by name that learning needs beside the action, such as `log_prob`, its
+    extras: arrays [N, ...] by name that learning needs with the action, such as `log_prob`, its
       log-likelihood under the policy that acted.
   """
 

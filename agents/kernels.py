@@ -235,7 +235,7 @@ affine.defvjp(_affine_forward, _affine_backward)
 
 
 class _Recording:
-  """A matrix in `scan` that records its factor x; the gradient of x @ matrix becomes that of `shift`."""
+  """A matrix in `scan` that records its factor x; the gradient of x @ matrix becomes the gradient of `shift`."""
 
   def __init__(self, matrix: jax.Array, transposed: jax.Array, shift: jax.Array):
     self._matrix, self._transposed, self._shift = matrix, transposed, shift
@@ -250,7 +250,7 @@ class _Recording:
 
 @jax.custom_vjp
 def _product(x: jax.Array, shift: jax.Array, matrix: jax.Array, transposed: jax.Array) -> jax.Array:
-  """x @ matrix; its gradient becomes that of the shift and, times the transposed matrix, that of x."""
+  """x @ matrix; its gradient g becomes the gradient of `shift`, and g @ transposed the gradient of x."""
   return x @ matrix
 
 

@@ -313,7 +313,7 @@ class Network:
   def steps(self, params: Tree, sequence: experience.Sequence, *, delayed: bool = False) -> Steps:
     """Makes the inputs of the loss from a batch of sequences, with advantages and value targets.
 
-    With `delayed`, the ratio is clipped around a proximal policy pi_near, that of `params`, instead of
+    With `delayed`, the ratio is clipped around a proximal policy pi_near, with parameters `params`, instead of
     pi_old, the policy that acted, and actions are weighted by their importance w:
 
       actor    - w min( rho A, clip(rho) A ),     rho = pi / pi_near,     w = pi_near / pi_old

@@ -174,7 +174,7 @@ class BoardEncoder(nn.Module):
   reads fewer numbers of each. Takes any leading axes.
 
   Attributes:
-    mlp: an MLP that reads the outputs of the shared layer and the numbers beside the boards.
+    mlp: an MLP that reads the outputs of the shared layer, and the numbers outside of the boards.
     cell_size: width of the shared layer.
   """
 
@@ -240,7 +240,7 @@ class Encoder(nn.Module):
 
   Attributes:
     mlp: an MLP for the numbers, without an output layer.
-    channels: channels of the last stage; each stage before it has half of those of the next.
+    channels: channels of the last stage; each stage before it has half as many as the next.
   """
 
   mlp: Any

@@ -12,7 +12,7 @@
 | action mask               | not encoded                | Bernoulli, by the world model         |
 
 "By level" is two-hot over evenly spaced levels. A world model also predicts whether a number stays as
-it was: see `dreamer.numbers`. Agents read the views of a leaf beside its numbers: see `views`.
+it was: see `dreamer.numbers`. Agents read the views of a leaf together with its numbers: see `views`.
 An image is a leaf [H, W, C] with H and W at least SMALLEST_IMAGE. Exceptions are leaves of at most
 MAX_CELLS bytes or numbers in [0, 1], such as planes of bits; these, and all images where there are no
 CNNs, are flat numbers.
@@ -367,7 +367,7 @@ class Codec:
     spec: tree of `dm_env.specs.Array`.
     levels: L, number of levels over which numbers in [0, 1] are also two-hot encoded; 0: none.
     cnn: whether CNNs encode images; otherwise images are flat numbers.
-    boards: whether boards are encoded cell by cell, except beside images for a CNN; otherwise they
+    boards: whether boards are encoded cell by cell, unless a CNN encodes images; otherwise they
       are flat numbers.
     symlog: whether numbers are encoded by their symlog; otherwise as they are.
   """
@@ -405,8 +405,8 @@ class Codec:
 
     Returns:
       A tuple of arrays. The flat numbers, [..., F]: bool and not yet encoded if the specs of all are
-      bool, else float32 and encoded as by `numbers`. Then each image, [..., H, W, C] in its own dtype;
-      without images each board, [..., cells, features] float32.
+      bool, else float32 and encoded as by `numbers`. The images follow, [..., H, W, C] in their own
+      dtypes; without images the boards follow, [..., cells, features] float32.
     """
     flat = join(observation, self.flat_spec)
     if flat.dtype != bool:
@@ -440,7 +440,7 @@ class Codec:
   def image_loss(
     self, decoded: Sequence[jax.Array], images: Sequence[jax.Array]
   ) -> jax.Array | float:
-    """Negative log-likelihood of the images, less that of a perfect decoder.
+    """Negative log-likelihood of the images, minus the same for a perfect decoder.
 
     Args:
       decoded: [..., H, W, C] float32 each, outputs of a decoder: means, or logits of images that are

@@ -31,7 +31,7 @@ def lambda_returns(
     discount_t: [T, ...] float32, the environment's discount at step t; step 0 is unread.
     value_t: [T, ...] float32, value of step t.
     gamma: the agent's discount factor.
-    lambda_: 0 bootstraps from the next value, 1 only from the last one (or that of a `bootstrap_t`).
+    lambda_: 0 bootstraps from the next value, 1 only from the last one (or at a `bootstrap_t`).
     bootstrap_t: [T, ...] bool, steps whose return *is* their value, so later steps do not count:
       the step at the imagination horizon, or the last step of an episode within a sequence.
 

@@ -90,7 +90,7 @@ class Advice:
   """
 
   MOST_KL, MOST_CLIPPED = 0.08, 0.35
-  LEAST_ENTROPY = 0.05  # share of that of the first report
+  LEAST_ENTROPY = 0.05  # share of the entropy of the first report
   GOOD_SCORE = 0.9  # above it, a policy may well be nearly deterministic
 
   def __init__(self, say: Callable[[str], None], entropy_scale: float):

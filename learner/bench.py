@@ -1,8 +1,8 @@
-"""Speed of the dreamer's update on this device, beside that of a plain matrix product.
+"""Speed of the dreamer's update on this device, compared with a plain matrix product.
 
     python -m hephaestus.learner.bench --size 1m --ensemble 1
 
-The batch is random and already on the device, so this measures the update alone; it needs neither
+The batch is random and already on the device, so this measures only the update; it needs neither
 environments nor replay, and so none of their libraries.
 """
 
@@ -85,7 +85,7 @@ class Work:
 
   @classmethod
   def of_size(cls, size: str) -> 'Work':
-    """The update of a size of `dreamer_config.SIZES`, with specs like those of the size's environment.
+    """The update of a size of `dreamer_config.SIZES`, with specs as of the size's environment.
 
     Raises:
       ValueError: there is no such size.
@@ -201,13 +201,13 @@ def update(
     work: sizes of the update.
     boredom: values in [0, 1], one measurement for each.
     seconds: duration of each measurement, after a warm-up.
-    phases: whether world model and imagination are also measured alone.
+    phases: whether world model and imagination are also measured by themselves.
 
   Returns:
     Figures: seconds to trace and compile, number of parameters, peak bytes, and the rate of a plain
     matrix product; and for each boredom the horizon, the seconds of an update, updates, replayed and
-    imagined steps per second, and the rate of the update's matrix products, whose limit is that of
-    the plain one. With `phases` also the seconds of the world model's gradient, dream, and the rest.
+    imagined steps per second, and the rate of the update's matrix products, whose limit is the rate
+    of the plain one. `phases` adds the seconds of the world model's gradient, dream, and the rest.
 
   Raises:
     ValueError: there is no boredom, one lies outside [0, 1], or `seconds` is not positive and finite.
@@ -354,7 +354,7 @@ def matmul_flops(jaxpr: Any) -> list[float]:
     jaxpr: the traced program, a `jax.core.Jaxpr`.
 
   Returns:
-    Operations that are always done, then those of one iteration of each `while` loop, whose number
+    Operations that are always done, then operations of one iteration of each `while` loop, whose number
     of iterations is data.
   """
   always, loops = 0.0, []
@@ -472,7 +472,7 @@ def main(arguments: list[str]) -> int:
   parser.add_argument('--boredom', type=float, nargs='+', default=[0.0], metavar='B')
   parser.add_argument('--seconds', type=float, default=5.0, help='of each measurement')
   parser.add_argument(
-    '--phases', action='store_true', help='also world model and imagination alone'
+    '--phases', action='store_true', help='also world model and imagination by themselves'
   )
   parser.add_argument('--json', action='store_true')
   given = vars(parser.parse_args(arguments))

@@ -187,7 +187,7 @@ class Checkpointer:
   """The checkpoints of one run, newest last; each is complete or not there at all.
 
   Orbax writes in the background and renames when done, so a killed process leaves the previous
-  checkpoint as the newest. A digest of the content is stored beside it, since a file system may
+  checkpoint as the newest. A digest of the content is stored next to it, since a file system may
   also damage a complete file.
   """
 
@@ -204,7 +204,7 @@ class Checkpointer:
     Args:
       directory: folder of the checkpoints.
       read_only: whether to read only, because a run may be writing to the folder.
-      keep: number of newest checkpoints that stay, beside the best one.
+      keep: number of newest checkpoints that stay, in addition to the best one.
       scores: returns learner step and score of each evaluation so far, see `best`.
     """
     logging.get_absl_logger().addFilter(_is_ours)

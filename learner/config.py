@@ -17,7 +17,7 @@ class LoopConfig:
   log_period: int = 100  # updates between two reports of metrics
   checkpoint_period: float = 60.0  # seconds between two checkpoints, of learner and replay alike
   checkpoint_updates: int | None = None  # updates after which a checkpoint is also written
-  keep: int = 3  # newest checkpoints that stay, beside the best by evaluation
+  keep: int = 3  # newest checkpoints that stay, in addition to the best by evaluation
   num_processes: int = 1  # processes of the learner, each on a host of its own; 1 in a fused run
   stuck_seconds: float = 300.0  # seconds after which a node or an update that hangs ends; 0: never
 
@@ -98,7 +98,7 @@ class OnPolicyConfig(LoopConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearnerConfig(OffPolicyConfig):
-  """Settings of the dreamer's learner; the defaults are those of the preset `tpu-v4-8`."""
+  """Settings of the dreamer's learner; the defaults are as in the preset `tpu-v4-8`."""
 
   model_learning_rate: float = 3e-4  # learning rate of the world model
   policy_learning_rate: float = 1e-4  # learning rate of the actor

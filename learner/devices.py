@@ -20,8 +20,8 @@ def mapped(
 ) -> Any:
   """Maps a function over devices: `jax.pmap` with the axis name DEVICES and a donated first argument.
 
-  The function is traced for the platform of the devices, which may be those of a topology that this
-  machine does not have.
+  The function is traced for the platform of the devices, which may be devices of a topology that
+  this machine does not have.
 
   Args:
     function: takes and returns trees of one device.
@@ -32,7 +32,7 @@ def mapped(
     The mapped function, of trees [D, ...].
   """
 
-  @functools.wraps(function)  # whose name is that of the program, in a profile
+  @functools.wraps(function)  # whose name the program has in a profile
   def traced(*arguments: Any) -> Any:
     with kernels.compiled_for(devices[0].platform):
       return function(*arguments)
@@ -115,7 +115,7 @@ def traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
   """
   traces = 0
 
-  @functools.wraps(function)  # whose name is that of the program, in a profile
+  @functools.wraps(function)  # whose name the program has in a profile
   def traced(*arguments: Any) -> Any:
     nonlocal traces
     traces += 1

@@ -279,7 +279,7 @@ class Loop:
     checkpointer: saves and restores the whole state; None where another process does.
     seed: seed of the first state.
     group: the processes that learn as one, each of which reads its part of every batch; None
-      where this one is alone. Only the first publishes, saves and reports.
+      if there is only this one. Only the first publishes, saves and reports.
     profiler: traces some of the updates; None for none.
 
   Attributes:
@@ -337,7 +337,9 @@ class Loop:
     return whole, int(step)
 
   def run(self) -> bool:
-    """Trains and saves; returns whether the run is over, not stopped. False in all processes but the first.
+    """Trains and saves; returns whether the run is over, not stopped.
+
+    In all processes but the first it returns False.
 
     Raises:
       FloatingPointError: a metric is not finite; the updates concerned were not saved.
@@ -435,7 +437,7 @@ class Loop:
   def _most_updates(self) -> int:
     """Number of updates until the next report, checkpoint by count, or edge of a profile.
 
-    Reports end at multiples of their period, so those of a run that resumes are the same.
+    Reports end at multiples of their period, so the reports of a run that resumes are the same.
     """
     counts = [self._config.log_period - self.step % self._config.log_period]
     if self._config.checkpoint_updates:

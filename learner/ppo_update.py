@@ -147,7 +147,7 @@ def environment_step(state: TrainState) -> int:
 
 
 def _advance(halves: jax.Array, count: int) -> jax.Array:
-  """Adds a number below 2**32 to [2] uint32; 32 bits alone overflow within an hour on a fast machine."""
+  """Adds a number below 2**32 to [2] uint32; 32 bits overflow within an hour on a fast machine."""
   low = halves[0] + jnp.uint32(count)
   return jnp.stack([low, halves[1] + (low < halves[0])])
 

@@ -31,7 +31,7 @@ _PEER_GONE = 75  # EX_TEMPFAIL of sysexits.h
 PEER_GONE = frozenset({_PEER_GONE, -signal.SIGABRT})
 """Exit codes of a process that ends because another one did: by an exception, or by JAX's abort."""
 _STATUS_OF_PEERS = ('UNAVAILABLE', 'ABORTED', 'ALREADY_EXISTS', 'DEADLINE_EXCEEDED')
-# All errors of gloo; of NCCL those of its connections, not those of the device.
+# gloo reports peers by all of its errors, NCCL only by errors of its connections, not of the device.
 _WORDS_OF_PEERS = ('gloo', 'remote process exited', 'unhandled system error')
 _ENDLESS_MS = 2**31 - 1
 _POLL_SECONDS = 0.2
@@ -42,7 +42,7 @@ class Place(NamedTuple):
 
   Attributes:
     coordinator: HOST:PORT, the only address at which the first process listens.
-    rank: 0 for the first process, which alone publishes, saves and reports.
+    rank: 0 for the first process, the only one that publishes, saves and reports.
     size: number of processes.
   """
 

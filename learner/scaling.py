@@ -18,7 +18,7 @@ from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.learner import bench, dreamer_update
 from hephaestus.learner import devices as devices_lib
 
-# Operands below this size, such as those of a head of few outputs, do not make a product large.
+# Operands below this size, such as the operands of a head of few outputs, do not make a product large.
 _LARGE = 2**16
 _ARRAY = re.compile(r'(?P<dtype>[a-z]+)(?P<bits>\d*)\[(?P<dims>[\d,]*)\]')
 _DEFINITION = re.compile(r'(?P<name>[\w.-]+)(?: =|:) (?P<dtype>[a-z]+\d*)\[(?P<dims>[\d,]*)\]')
@@ -40,7 +40,7 @@ class Compiled:
 
   Attributes:
     reduced: bytes that each device contributes to all-reduces in one update.
-    gathered: bytes that each device contributes to all-gathers; it receives those of all devices.
+    gathered: bytes that each device contributes to all-gathers; it receives the bytes of all devices.
     other_collectives: number of collectives of other kinds.
     instructions: number of instructions of the compiled program.
     products: number of large matrix products and convolutions by the dtypes of their operands, such
@@ -122,7 +122,7 @@ def read_program(text: str, num_devices: int) -> Compiled:
     if found['kind'] == 'all-reduce':
       reduced += num_bytes
     elif found['kind'] == 'all-gather':
-      # The result is that of all devices; an asynchronous one is written after its operand.
+      # The result has the parts of all devices; an asynchronous one is written after its operand.
       gathered += num_bytes // (num_devices + bool(found['start']))
     else:
       others += 1

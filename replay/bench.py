@@ -1,4 +1,4 @@
-"""Throughput of replay: inserting, sampling and publishing parameters, beside the machine's limit."""
+"""Throughput of replay: inserting, sampling and publishing parameters, compared with the machine's limit."""
 
 import contextlib
 import multiprocessing
@@ -55,12 +55,12 @@ def measure(
     megabytes: sizes of parameters to publish, in 1e6 bytes.
     batch_size: sequences of a batch, half of each of two strata.
     stored: sequences in all servers together during sampling.
-    seconds: length of each measurement but that of copying.
+    seconds: length of each measurement, except of copying.
 
   Returns:
-    Sequences and bytes per second of sampling and inserting, with the CPU time per sequence on each
-    side. Bytes per second of publishing and fetching parameters, with the median and the 99th
-    percentile of their latencies. The bandwidth of copying.
+    Rows: sequences and bytes per second of sampling and inserting, with the CPU time per sequence on
+    each side; bytes per second of publishing and fetching parameters, with the median and the 99th
+    percentile of their latencies; and the bandwidth of copying.
 
   Raises:
     ValueError: a value cannot be measured; the message names its flag.
@@ -210,7 +210,7 @@ def _check(
 def _throughput_rows(
   name: str, per_second: float, used: dict[str, float], nbytes: int, bandwidth: float
 ) -> list[Row]:
-  """Sequences and bytes per second beside their limit, and CPU time per sequence on each side.
+  """Sequences and bytes per second with their limit, and CPU time per sequence on each side.
 
   Args:
     name: name of the rows.

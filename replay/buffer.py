@@ -113,7 +113,7 @@ def gather(parts: Sequence[Buffer]) -> Buffer:
       were added on the first device, and so on.
 
   Returns:
-    A copy with storage [n, ...] of all n sequences, those of the same slot adjacent; and `inserted`
+    A copy with storage [n, ...] of all n sequences, in which sequences of the same slot are adjacent; and `inserted`
     summed over the devices.
   """
   inserted = int(parts[0].inserted)

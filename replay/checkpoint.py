@@ -9,8 +9,9 @@ Reverb deletes every older checkpoint once a new one is complete, and crashes on
 Reverb names a checkpoint by the clock, and deletes the one that it has just written if the clock was set
 back. So each one is renamed to a number, which sorts before any date: the number after the last one.
 
-All functions run on the server's machine. Folders with other names are left alone. Each file of a checkpoint is one zlib stream, and its
-checksum tells whether the file is whole. Reverb writes the empty file DONE last.
+All functions run on the server's machine. Folders with other names are not touched. Each file of a
+checkpoint is one zlib stream, whose checksum tells whether the file is whole. Reverb writes the empty
+file DONE last.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def checkpointer(directory: str) -> reverb.checkpointers.CheckpointerBase:
 
 
 def save(client: reverb.Client, directory: str) -> str:
-  """Makes the server write a checkpoint, and keeps it beside the one before.
+  """Makes the server write a checkpoint, and keeps it together with the one before.
 
   Blocks while the server writes (about 30 MB/s); inserts and samples continue.
 
@@ -174,7 +175,7 @@ def _number(directory: str) -> None:
 
 
 def _keep(newest: str, directory: str) -> None:
-  """Flushes a complete checkpoint and keeps it beside the one before."""
+  """Flushes a complete checkpoint and keeps it together with the one before."""
   for name in _FILES:
     _sync(os.path.join(newest, name))
   _sync(newest)

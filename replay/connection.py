@@ -125,7 +125,7 @@ class Connection:
     """Asks for the state of the server's tables.
 
     Args:
-      timeout_seconds: longest wait, rounded to whole seconds, at least 1; None for that of `__init__`.
+      timeout_seconds: longest wait, rounded to whole seconds, at least 1; None for the time given to `__init__`.
 
     Returns:
       Reverb's `TableInfo` of each table by name; None without an answer in time.

@@ -208,7 +208,7 @@ class Contents:
 
 @contextlib.contextmanager
 def _copy_folder(directory: str) -> Iterator[str]:
-  """Makes a folder for a copy, beside the original if that is writable, so that links suffice.
+  """Makes a folder for a copy, next to the original if its folder is writable, so that links suffice.
 
   The owner holds a lock on the folder. A folder without a lock was left by a killed process, and is
   deleted.
@@ -261,7 +261,7 @@ def faults(
 ) -> list[Fault]:
   """Finds inconsistencies between strata: smaller ones must share the newest sequences of the largest.
 
-  Tables are saved one after the other, and sequences written meanwhile may be in one alone. These
+  Tables are saved one after the other, and sequences written meanwhile may be in only one. These
   are no fault. They are at the end of a writer's stream, or within it if the server was restarted
   from that checkpoint.
 

@@ -183,7 +183,7 @@ class Inspector:
       'replay_ratio': self._ratio(_Strata(polls, strata, limited)),
       'limiter': _agreed(limiters),
       'memory': {
-        # Strata share their sequences, and the largest stratum holds those of the others.
+        # Strata share their sequences, and the largest stratum holds the sequences of all others.
         'sequences': _max([tables[name]['bytes'] for name in strata]),
         'server': _sum([server.nbytes for server in answered]),
       },

@@ -135,7 +135,7 @@ def _listening(port: int) -> Iterator[socket.socket]:
 
 
 def _other_addresses() -> list[str]:
-  """IPv4 addresses of this machine without those of loopback."""
+  """IPv4 addresses of this machine, without loopback addresses."""
   return [
     entry.address
     for entries in psutil.net_if_addrs().values()

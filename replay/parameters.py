@@ -17,7 +17,7 @@ from hephaestus.replay import tables
 if TYPE_CHECKING:
   import reverb
 
-# Columns before those of the parameters: the numbers of a Snapshot, [3] int64, and the schema's digest.
+# Columns before the parameters: the numbers of a Snapshot, [3] int64, and the schema's digest.
 _NUMBERS = '-numbers'
 _DIGEST = '-schema'
 _HEADERS = 2

@@ -177,7 +177,7 @@ def batch_strata(strata: tuple[Stratum, ...], batch_size: int) -> list[int]:
 def nbytes(config: ReplayConfig, schema: Any) -> int:
   """Bytes of all sequences of full strata, uncompressed and without Reverb's overhead.
 
-  Strata share their sequences: the largest stratum contains those of the others.
+  Strata share their sequences: the largest stratum contains the sequences of all others.
 
   Args:
     config: the config of replay.
@@ -241,7 +241,7 @@ def _part(config: ReplayConfig, count: int) -> int:
 def _rate_limiter(
   config: ReplayConfig, stratum: Stratum, batch_size: int, insert_size: int
 ) -> reverb.rate_limiters.RateLimiter:
-  """The limiter of a stratum on one shard; only that of `limiting_stratum` enforces the ratio.
+  """The limiter of a stratum on one shard; only the limiter of `limiting_stratum` enforces the ratio.
 
   It counts the samples of its own stratum, so
 
@@ -278,7 +278,7 @@ def make_server(
   Args:
     tables: result of `make_tables`.
     port: port to listen at; None for a free one.
-    directory: folder for the checkpoints of this server alone; None for no checkpoints.
+    directory: folder for the checkpoints of only this server; None for no checkpoints.
     exposed: whether other machines may reach the server, as is Reverb's default.
 
   Returns:
@@ -305,7 +305,7 @@ def changed_settings(
   wanted: dict[str, reverb.reverb_types.TableInfo],
   running: dict[str, reverb.reverb_types.TableInfo],
 ) -> list[tuple[str, str]]:
-  """Finds settings of tables that differ from the wanted ones: Reverb restores those of a checkpoint.
+  """Finds settings of tables that differ from the wanted ones: Reverb restores the settings of a checkpoint.
 
   Args:
     wanted: the tables as configured, by name.

@@ -21,7 +21,7 @@ _FLUSH_SECONDS = 0.5  # between two calls of should_stop
 _TURN_SECONDS = 0.1  # of waiting for a shard before the next has its turn
 _BLOCKED_SECONDS = 0.001  # of waiting for a shard whose rate limiter is known to block inserts
 _PROBE_SECONDS = 1.0
-# Time for sending alone; a flush that takes longer counts as throttled.
+# Time for only sending; a flush that takes longer counts as throttled.
 _LATENCY_SECONDS = 0.02
 _BYTES_PER_SECOND = 50e6
 

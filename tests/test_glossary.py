@@ -67,6 +67,19 @@ def test_findings_in_code_name_their_line(tmp_path):
   assert [(f.line, f.term) for f in found] == [(4, 'Films'), (7, 'asleep'), (8, 'world')]
 
 
+@pytest.mark.parametrize(
+  'text', ['next to it, beside', 'The mean alone.', 'It is that\n  of the last step.']
+)
+def test_terms_of_clean_folders_are_found_there_only(tmp_path, text):
+  found = []
+  for folder in ('agents', 'launch'):
+    (tmp_path / folder).mkdir()
+    path = tmp_path / folder / 'module.py'
+    path.write_text(f'"""Module.\n\n  {text}\n"""\n')
+    found.append(len(glossary.check_file(tmp_path, path.relative_to(tmp_path))))
+  assert found == [1, 0]
+
+
 def test_code_in_documents_is_skipped(tmp_path):
   path = tmp_path / 'page.md'
   path.write_text('# Page\n\n```\nworlds: 3\n```\n\nSee [videos](films.md) of a film.\n')

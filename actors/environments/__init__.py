@@ -39,7 +39,7 @@ ENVIRONMENTS = {
 LISTING = '`hephaestus environments` lists them'
 
 # Environments of other packages have names FAMILY/NAME. The module of a family has `names()`,
-# `options(name)` with their defaults, and `make(name, **options)`; it alone imports the package.
+# `options(name)` with their defaults, and `make(name, **options)`; no other module imports the package.
 FAMILIES = {
   'brax': 'hephaestus.actors.environments.brax',
   'craftax': 'hephaestus.actors.environments.craftax',
@@ -48,7 +48,7 @@ FAMILIES = {
   'navix': 'hephaestus.actors.environments.navix',
 }
 
-# The lowest Python version that a family's package runs on, where it is above that of this project.
+# The lowest Python version that a family's package runs on, where it is above the version of this project.
 NEEDS_PYTHON = {'navix': (3, 12)}
 
 # Families of environments that are stepped on the host. Nobody can list all their names, so the module
@@ -71,7 +71,7 @@ def register(environment: Any, known: str | None = None) -> str:
       or a class of an `Environment`; or an environment that `gymnasium.make` has made, of which others
       are made by its spec.
     known: name that an object of the same class, or a class or function of the same name, had in an
-      earlier process, such as that of a run which is resumed; this one takes it over. Another is ignored.
+      earlier process, such as the process of a run which is resumed; this one takes it over. Another is ignored.
 
   Returns:
     The name, 'instance:CLASS-NUMBER'; the same one if the object was registered before.
@@ -218,7 +218,7 @@ def check(name: str, chosen: Mapping[str, Any]) -> None:
 
 
 def _check_kind(name: str, kind: type) -> None:
-  """Raises ValueError for a class that is no environment; those of gymnasium and dm_env have families."""
+  """Raises ValueError for a class that is no environment; environments of gymnasium and dm_env have families."""
   from hephaestus.actors.environments.environment import Environment  # which imports JAX
 
   remedies = {

@@ -46,7 +46,7 @@ def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.Ti
 
   Args:
     name: one of `names()`.
-    max_steps: time limit; None for that of craftax.
+    max_steps: time limit; None for craftax's own.
     **options: see `options`.
   """
   env = _construct(name)
@@ -54,7 +54,7 @@ def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.Ti
   max_steps = params.max_timesteps if max_steps is None else max_steps
   params = params.replace(max_timesteps=int(np.iinfo(np.int32).max))
 
-  # Craftax keeps a key in the state for the noise of its image alone; here the state holds none.
+  # Craftax keeps a key in the state only for the noise of its image; here the state holds none.
   def begin(key):
     observation, state = env.reset_env(key, params)
     return state.replace(state_rng=None), observation

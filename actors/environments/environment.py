@@ -163,15 +163,15 @@ class Environment(abc.ABC):
     """Renders an observation as a frame, [H, W, 3] uint8, not traced; None if it cannot be drawn.
 
     Args:
-      observation: observed, or predicted by a world model, whose values may lie between those of the
-        environment; in either case without 'action_mask'.
+      observation: observed, or predicted by a world model, whose values may lie between the values of
+        the environment; in either case without 'action_mask'.
     """
     del observation
     return None
 
 
 class ViewSpec(specs.BoundedArray):
-  """Spec of an observation vector with a view: a function of the vector that agents read beside it.
+  """Spec of an observation vector with a view: a function of the vector that agents read with it.
 
   A view adds no information. It gives the same numbers in a form that a network learns from faster,
   such as a map around the agent's position. A world model predicts the vector, and the view is

@@ -78,7 +78,7 @@ class Gymnax:
       params: unused, as in all functions here: options are given when the environment is made.
 
     Returns:
-      Observation and state, those of a new episode if `done`; reward [] float32; done [] bool; and
+      Observation and state, which begin a new episode if `done`; reward [] float32; done [] bool; and
       info: 'discount' [] float32, 0 at termination; 'truncated' [] bool; 'terminal_observation', the
       observation before the reset; and, if there is one, 'action_mask' of the returned observation.
     """

@@ -31,7 +31,7 @@ def make(id: str, /, *, max_steps: int | None = None, **options: Any) -> host.Ho
 
   Args:
     id: argument of `gymnasium.make`, such as 'CartPole-v1' or 'package:Name-v0'.
-    max_steps: time limit, which truncates; None for that of the registry.
+    max_steps: time limit, which truncates; None for the limit of the registry.
     **options: passed to the environment's constructor.
 
   Raises:

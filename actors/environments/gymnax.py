@@ -40,7 +40,7 @@ def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.Ti
 
   Args:
     name: one of `names()`.
-    max_steps: time limit; None for that of gymnax.
+    max_steps: time limit; None for gymnax's own.
     **options: see `options`.
 
   Raises:

@@ -1,4 +1,4 @@
-"""Environments that are not written in JAX, such as those of gymnasium: stepped on the host, by threads.
+"""Environments that are not written in JAX, such as environments of gymnasium: stepped on the host, by threads.
 
 To support another library, implement `LibraryEnv`, and pass a function that makes one to
 `HostEnvironment`.
@@ -421,7 +421,7 @@ class Field:
     become its nearest number.
 
     Raises:
-      ValueError: its shape is not that of `given`, the spec that the library declares, or it is none of
+      ValueError: its shape differs from `given`, the spec that the library declares, or it is none of
         the choices.
     """
     array = np.asarray(value)
@@ -547,7 +547,7 @@ def _image(array: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _converted(given: specs.Array) -> specs.Array:
-  """The spec in JAX's dtype; float32 for integers that may be beyond those of JAX."""
+  """The spec in JAX's dtype; float32 for integers that may be beyond the range in JAX."""
   dtype = jax.dtypes.canonicalize_dtype(given.dtype)
   is_bounded = isinstance(given, specs.BoundedArray)
   if given.dtype.kind in 'iu':

@@ -197,7 +197,7 @@ class Ice(environment.Environment):
     return gained.reshape(SIZE, SIZE)
 
   def scripted_action(self, state: State) -> jax.Array:
-    """Walks to firm ground, not through pits and if possible not beside them, and stays there."""
+    """Walks to firm ground, not through pits and if possible not next to them, and stays there."""
     agent, *pits = state.places
     cells = jnp.clip(agent + jnp.asarray(MOVES), 0, SIZE - 1)
     lines = _lines_to_firm(cells, _one_hot(state.side))

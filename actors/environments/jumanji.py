@@ -36,7 +36,7 @@ def options(name: str) -> dict[str, Any]:
 
 
 def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.TimeLimit:
-  """Makes an environment of jumanji; an observation is a flat dict of the fields of that of jumanji.
+  """Makes an environment of jumanji; an observation is a flat dict of the fields of jumanji's observation.
 
   Several discrete choices become one choice among all combinations, and so does their mask. Jumanji
   does not distinguish its time limit from termination, so its limit is disabled and replaced by
@@ -44,7 +44,7 @@ def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.Ti
 
   Args:
     name: one of `names()`.
-    max_steps: time limit, which truncates; None for that of jumanji, or 1000 where it has none.
+    max_steps: time limit, which truncates; None for jumanji's own, or 1000 where it has none.
     **options: see `options`.
 
   Raises:

@@ -39,7 +39,7 @@ def make(name: str, max_steps: int | None = None, first_person: bool = False) ->
 
   Args:
     name: one of `names()`.
-    max_steps: time limit; None for that of navix.
+    max_steps: time limit; None for navix's own.
     first_person: whether only an egocentric view of 7 x 7 cells is observed.
 
   Raises:

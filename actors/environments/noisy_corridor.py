@@ -39,7 +39,7 @@ class NoisyCorridor(environment.Environment):
   of them equally often at every step. All rewards are 0; the episode is truncated after `max_steps`.
   The observation is [length + num_pixels] float32: the agent's place, one-hot, and the pixels, each 0
   or 1, or standard normal. With normal pixels the spec has no bounds, so agents read all numbers,
-  those of the place too, as unbounded.
+  also of the place, as unbounded.
 
   Attributes:
     length: number of cells.

@@ -171,7 +171,7 @@ class Oasis(environment.Environment):
     """Walks to the source of the vital that runs out first; stays in the den while none is urgent.
 
     It avoids the predator: the cost of cell x to the target is V(x) = min_y [V(y) + 1 + risk(y)] over its
-    neighbours y, 0 at the target, and cells beside the predator are the last resort.
+    neighbours y, 0 at the target, and cells next to the predator are the last resort.
     """
     agent, predator, *sources = state.places
     den = state.places[DEN]

@@ -302,7 +302,7 @@ def check_values(
         raise ValueError(f'{found} when the environment is played')
     if time.monotonic() - began > patience_seconds:
       break
-  # Each environment has played so many steps; the limit is that of each.
+  # Each environment has played so many steps, and the limit holds for each.
   return environment_lib.remarks(
     environment.max_steps, played, round(stuck.mean()), ended=bool(ended.any())
   )
@@ -396,7 +396,7 @@ class ReferenceReturns(NamedTuple):
 
 
 def normalised_score(return_: chex.Numeric, reference: ReferenceReturns) -> chex.Numeric:
-  """Normalised return, or length: 0 is the mean of the random policy, 1 that of the scripted policy.
+  """Normalised return, or length: 0 is the mean of the random policy, 1 the mean of the scripted policy.
 
   score = (return − random) / (scripted − random)
   """

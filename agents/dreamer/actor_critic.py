@@ -351,7 +351,7 @@ class ActorCritic:
   ) -> dict[str, distributions.TwoHot]:
     """Predicted distributions of returns at features [..., ...] with [..., C] context, by head.
 
-    Those of critics that `params` has; a critic's parameters are enough.
+    The heads are of the critics that `params` has; parameters of critics are enough.
     """
     values: dict[str, distributions.TwoHot] = {}
     for critic, heads in self._critics.items():
@@ -483,7 +483,7 @@ class ActorCritic:
   def latent_loss(
     self, params: Tree, slow_critic: Tree, features: Features, sequence: experience.Sequence
   ) -> jax.Array:
-    """The task's loss of `replayed_value_loss` [], as a function of the features alone.
+    """The task's loss of `replayed_value_loss` [], as a function of the features only.
 
     Its gradient reaches the world model, whose latents then keep what later rewards depend on.
 

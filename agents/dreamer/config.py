@@ -63,7 +63,7 @@ class DreamerConfig:
   unimix: float = 0.01  # share of the uniform distribution in categorical latents and policies
   replayed_value_scale: float = 0.3  # weight of the critic's loss on replayed steps
   return_floor: float = 1.0  # least divisor of the task's advantages: smaller differences are noise
-  warm_up_updates: int = 200  # of the world model alone, before actor and critic learn
+  warm_up_updates: int = 200  # updates of only the world model, before actor and critic learn
 
   # Intrinsic motivation.
   novelty: str = 'information_gain'  # measure; or 'clean'; 'prediction_error' as a baseline

@@ -1,4 +1,4 @@
-"""Context modules: summaries of earlier steps, which actor and critic read beside the features.
+"""Context modules: summaries of earlier steps, which actor and critic read with the features.
 
 `NoContext` is empty, without memory or parameters. `workspace.Workspace` gives a context that the actor
 reads in place of the features. `Salience` pools the features f of the last W steps of the episode by

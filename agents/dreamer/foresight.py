@@ -1,4 +1,4 @@
-"""Open-loop prediction along a real episode: observations imagined from its actions alone."""
+"""Open-loop prediction along a real episode: observations imagined from its actions only."""
 
 from typing import Any
 

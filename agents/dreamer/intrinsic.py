@@ -115,7 +115,7 @@ def update(
 def return_difference(
   reward: jax.Array, discount: jax.Array, means: tuple[jax.Array, jax.Array], *, gamma: float
 ) -> jax.Array:
-  """How far the return after each step differs from that of an average step.
+  """How far the return after each step differs from the return after an average step.
 
     |r - E[r] + gamma (d - E[d]) v|,    v = E[r] / (1 - gamma E[d])
 

@@ -302,7 +302,7 @@ class EpisodicMemory:
     Returns:
       By name, [] float32: `filled`, the share of entries in use; `written`, entries that the update wrote;
       means over the reads of `evidence`, a read's weights summed over actions, at most 1, and of
-      `similarity`, that of the nearest entry; `age`, the mean age of entries in updates.
+      `similarity`, to the nearest entry; `age`, the mean age of entries in updates.
     """
     now = update + 1
     filled = ring['written'] > 0

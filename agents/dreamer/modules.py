@@ -194,7 +194,7 @@ class Networks:
     return inputs.get(name, ((features.state, features.transition), (numbers,)))
 
   def init(self, key: chex.PRNGKey, others: Mapping[str, tuple[nn.Module, Any]]) -> Tree:
-    """Initial parameters by network, float32; those of MEMBERS, the ensemble, have a leading axis K.
+    """Initial parameters by network, float32; parameters of MEMBERS, the ensemble, have a leading axis K.
 
     Under the key STATISTICS: `numbers.initial_statistics`; under AVERAGE_CHANGE a copy of CHANGE.
 

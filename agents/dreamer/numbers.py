@@ -160,7 +160,7 @@ class Kind(abc.ABC):
 
   @abc.abstractmethod
   def loss(self, predicted: Any, numbers: jax.Array, statistics: Any) -> jax.Array:
-    """Negative log-likelihood of [..., N] observed numbers, less that of a perfect decoder: [...]."""
+    """Negative log-likelihood of [..., N] observed numbers, minus the same for a perfect decoder: [...]."""
 
   @abc.abstractmethod
   def expected(self, predicted: Any, statistics: Any) -> jax.Array:
@@ -518,11 +518,11 @@ class Numbers:
 
   @property
   def num_outputs(self) -> int:
-    """Number of a decoder's outputs, those of all kinds in their order."""
+    """Number of a decoder's outputs, for all kinds in their order."""
     return sum(kind.num_outputs for kind in self.kinds)
 
   def initial_statistics(self) -> dict[str, jax.Array]:
-    """Initial values of the running statistics, arrays by name: those of each kind, and of all numbers.
+    """Initial values of the running statistics, arrays by name, for each kind and for all numbers.
 
     `change` [C]: mean square of what the method `change` returns; `count` []: number of batches.
     """
@@ -624,7 +624,7 @@ class Numbers:
   def loss(
     self, predicted: tuple[Any, ...], numbers: jax.Array, statistics: Any
   ) -> tuple[jax.Array, jax.Array]:
-    """Negative log-likelihood of observed numbers, less that of a perfect decoder.
+    """Negative log-likelihood of observed numbers, minus the same for a perfect decoder.
 
     Args:
       predicted: from `predict`.
@@ -673,7 +673,7 @@ class Numbers:
   def expected(self, predicted: tuple[Any, ...], before: jax.Array, statistics: Any) -> jax.Array:
     """The predicted numbers, without noise, [..., F] float32: most likely values, means of real ones.
 
-    The arguments are those of `predict` and its result.
+    The arguments are as of `predict`, and its result.
     """
     kinds = zip(self.kinds, predicted, strict=True)
     return self._joined(

@@ -496,7 +496,7 @@ class RSSM:
     return previous[..., self.networks.actions.size :] @ kernel.astype(self.dtype)
 
   def _recurrence_kernels(self, params: Tree) -> list[jax.Array]:
-    """Centred kernels of the gates: `Matrices.recurrence`, and that of e, [E, 3 H]."""
+    """Centred kernels of the gates: `Matrices.recurrence`, and the kernel of e, [E, 3 H]."""
     kernel = kernels.centre(params['recurrence']['kernel'])
     return jnp.split(kernel, [len(kernel) - self.networks.embedding_size])
 
@@ -539,7 +539,7 @@ class RSSM:
   def _imagined_numbers(
     self, params: Tree, latent: Latent, previous: jax.Array, noise: jax.Array
   ) -> jax.Array:
-    """Sampled numbers of an imagined step, [B', F]; `latent` still holds those of the step before."""
+    """Sampled numbers of an imagined step, [B', F]; `latent` still holds the numbers of the step before."""
     numbers, before = self.networks.numbers, latent.numbers
     if not numbers.size:
       return before

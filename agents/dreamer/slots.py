@@ -1,6 +1,6 @@
 """Slots: an image encoded as a set of vectors, ideally one for each object.
 
-The world model does not read them yet: docs/cognition.md has the results of slots alone.
+The world model does not read them yet: docs/cognition.md has the results of slots without an agent.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ class SlotAttention(nn.Module):
     s <- GRU( sum over tokens( w v ), s )        s <- s + MLP( s )
 
   Locatello et al. (2020), "Object-centric learning with slot attention", algorithm 1. Gradients pass
-  the last round alone, as at a fixed point of the rounds: Jia et al. (2023), "Improving object-centric
+  only the last round, as at a fixed point of the rounds: Jia et al. (2023), "Improving object-centric
   learning with query optimization". With gradients through all rounds, slots hardly separate sprites.
 
   Attributes:

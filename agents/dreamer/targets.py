@@ -19,7 +19,7 @@ class Batch(NamedTuple):
   Attributes:
     mean: array [...] of one part of the batch -> its mean over all parts, [...].
     largest: array [...] of one part -> its maximum over all parts, [...].
-    gather: array [...] of one part -> those of all P parts, [P, ...].
+    gather: array [...] of one part -> the arrays of all P parts, [P, ...].
   """
 
   mean: Callable[[jax.Array], jax.Array]

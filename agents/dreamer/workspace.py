@@ -9,7 +9,7 @@ state. N is a candidate's novelty, dN its change since the step before, t the st
 and n how often the candidate was open in them, both from 1; D is the lack of the leaf's vitals, see
 `survival.lack`. Contents keep their positions in the actor's input, and are 0 where closed.
 
-A gate is 0 or 1, and its gradient is that of sigmoid(score - rival): "straight-through", as in Bengio
+A gate is 0 or 1, and its gradient is the gradient of sigmoid(score - rival): "straight-through", as in Bengio
 et al. (2013), "Estimating or propagating gradients through stochastic neurons". The rival is the score
 at which the gate would switch. Competition of candidates by keys and a query is as in Goyal et al.
 (2021), "Coordination among neural modules through a shared global workspace".

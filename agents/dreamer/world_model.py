@@ -359,7 +359,7 @@ class WorldModel:
 
 
 def _numbers_before(numbers: jax.Array, sequence: experience.Sequence) -> jax.Array:
-  """Numbers of the step before each step, [T, B, F], from those of a sequence and its initial state."""
+  """Numbers of the step before each step, [T, B, F], from the numbers of a sequence and its initial state."""
   initial = sequence.initial_state.latent.numbers.astype(numbers.dtype)
   return jnp.concatenate([initial[None], numbers[:-1]])
 

@@ -16,7 +16,7 @@ class StepCounts(NamedTuple):
 
   Attributes:
     taken: steps of all actors that replay has confirmed; never decreases.
-    lost: those of them that replay no longer had when it was restarted.
+    lost: the steps among them that replay no longer had when it was restarted.
   """
 
   taken: int

@@ -1,4 +1,4 @@
-"""Batches from a queue, each sequence read once; those of an old policy are discarded."""
+"""Batches from a queue, each sequence read once; sequences of an old policy are discarded."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,7 +27,7 @@ class OnPolicy(sampled.Sampled):
     stale_filter: decides which sequences are kept.
     steps_per_sequence: environment steps of a sequence, T - 1.
     devices: local devices; None for all.
-    group: the processes that learn as one; None where this one is alone.
+    group: the processes that learn as one; None if there is only this one.
   """
 
   def __init__(

@@ -39,8 +39,8 @@ class Link(NamedTuple):
   Attributes:
     reader: gives this process's part of each batch, host arrays [B, T, ...].
     publisher: publishes acting parameters; None in all processes of a learner but the first.
-    launch_id: ID of this launch, published with the final parameters, so that those of an older
-      launch do not end its nodes.
+    launch_id: ID of this launch, published with the final parameters, so that parameters of an
+      older launch do not end its nodes.
     should_stop: returns whether this node was asked to stop.
   """
 
@@ -280,7 +280,7 @@ class Sampled(loop.Source):
     )
 
   def _publish(self, snapshot: parameters.Snapshot) -> bool:
-    """Publishes a snapshot; returns whether replay confirmed it. True in processes without publisher."""
+    """Publishes a snapshot; returns whether replay confirmed it, or there is no publisher."""
     if self._link.publisher is None:
       return True
     return self._link.publisher.publish(snapshot._replace(params=jax.device_get(snapshot.params)))

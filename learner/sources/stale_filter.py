@@ -76,7 +76,7 @@ class StaleFilter:
 
 
 def saved_shapes(train: Tree) -> State:
-  """Shapes and dtypes of a checkpoint, from those of a train state."""
+  """Shapes and dtypes of a checkpoint, from the shapes of a train state."""
   return State(train, jax.ShapeDtypeStruct((), np.int64))
 
 

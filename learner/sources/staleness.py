@@ -56,7 +56,7 @@ def stored(
   """Quantiles of the ages of all sequences stored in a replay in device memory.
 
   Args:
-    versions: the buffer of one device, of host arrays, whose `storage` is `version` alone. One is
+    versions: the buffer of one device, of host arrays, whose `storage` is only `version`. One is
       enough, as all devices have equal shares of each unroll.
     strata: size of each stratum on all devices together, by name.
     learner_step: the current learner step; a sequence's age is this minus its version.

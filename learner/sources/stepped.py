@@ -1,6 +1,6 @@
 """Unrolls on the host, between compiled updates: one process, and an environment that is not in JAX.
 
-Replay, credits and updates are those of `unrolled`. The instances of the environments are no part of a
+Replay, credits and updates are as in `unrolled`. The instances of the environments are no part of a
 checkpoint, so a run that resumes begins new episodes.
 """
 

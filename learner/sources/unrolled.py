@@ -257,7 +257,7 @@ class FusedProgram:
     return result
 
   def memory(self) -> MemoryEstimate:
-    """Estimates memory by shapes alone, before anything is compiled.
+    """Estimates memory by shapes only, before anything is compiled.
 
     An on-policy update needs the most while steps are flattened from sequences, when there are two
     copies of them; or at a gradient, with all steps, a minibatch, and half of the residuals, as the
@@ -356,7 +356,7 @@ class FusedProgram:
     return jax.tree.map(lambda x: jax.lax.collapse(x, 0, 2), envs)
 
   def shapes(self) -> FusedState:
-    """Shapes and dtypes of a whole run's state; a replay's are those of an empty one."""
+    """Shapes and dtypes of a whole run's state; its replay is an empty one."""
     if self._shapes is None:
       self._shapes = jax.eval_shape(self._init, jax.eval_shape(lambda: jax.random.key(0)))
     return self._shapes
@@ -431,7 +431,7 @@ class FusedProgram:
 
 
 def _schema(sequence: Any) -> Any:
-  """Shapes and dtypes of one sequence, from those of sequences [n, ...]."""
+  """Shapes and dtypes of one sequence, from the shapes of sequences [n, ...]."""
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), sequence)
 
 

@@ -81,7 +81,7 @@ def test_observation_is_left_of_the_prediction():
   draw = lambda observation: np.full((20, 10, 3), 255 * observation[0], np.uint8)
   observation, predicted = np.zeros((NUM_STEPS, 1)), np.ones((NUM_STEPS, 1))
   salience = np.tile([0.25, 0.75], (NUM_STEPS, 1))
-  frames = videos.beside(draw, observation, predicted, salience, context=1)
+  frames = videos.comparison(draw, observation, predicted, salience, context=1)
   assert len(frames) == NUM_STEPS and len({frame.shape for frame in frames}) == 1
   height, width, _ = frames[0].shape
   assert frames[0][height // 3, width // 4].max() == 0
@@ -93,7 +93,9 @@ def test_observation_is_left_of_the_prediction():
   )
   none, short, long = sorted(set(bars.tolist()))
   assert none == 0 and long == 3 * short
-  without_salience = videos.beside(draw, observation, predicted, np.ones((NUM_STEPS, 1)), context=1)
+  without_salience = videos.comparison(
+    draw, observation, predicted, np.ones((NUM_STEPS, 1)), context=1
+  )
   assert len(without_salience[0]) == height - videos.BARS - videos.MARGIN
 
 

@@ -162,7 +162,7 @@ def _meets(one: Board, other: Board) -> jax.Array:
 
 
 def _neighbours(board: Board) -> Board:
-  """The cells to the left, to the right, above and below those of the set."""
+  """The cells to the left, to the right, above and below the cells of the set."""
   low, high = board
   last_row = np.uint32(((1 << SIZE) - 1) << (SIZE * (_HALF_ROWS - 1)))
   up = Board((low & ~last_row) << SIZE, ((high & ~last_row) << SIZE) | (low >> (_HALF - SIZE)))

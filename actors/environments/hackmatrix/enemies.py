@@ -135,7 +135,7 @@ def _approach(
 
 
 def _attack(state: State, plays: jax.Array) -> State:
-  """Takes 1 HP from the player for each enemy beside it that is not stunned; none for one in its cell."""
+  """Takes 1 HP from the player for each enemy next to it that is not stunned; none for one in its cell."""
   slots = state.enemies
   distance = jnp.abs(slots.row - state.row) + jnp.abs(slots.col - state.col)
   attackers = slots.active & ~slots.stunned & (distance == 1)
@@ -158,7 +158,7 @@ def _schedule(state: State, plays: jax.Array, bits: jax.Array) -> State:
   row, col = state_lib.make_if_any(falls_due, sample)
   sent = Transmissions(
     active=True,
-    kind=(bits & 3).astype(np.int32),  # sampling the cell leaves these bits alone
+    kind=(bits & 3).astype(np.int32),  # sampling the cell does not use these bits
     row=row,
     col=col,
     turns=SCHEDULED_TURNS,

@@ -100,7 +100,7 @@ def move(state: State, action: jax.Array) -> State:
 
 
 def siphon(state: State, action: jax.Array, bits: jax.Array) -> State:
-  """Siphons the most valuable block beside the player, which releases transmissions.
+  """Siphons the most valuable block next to the player, which releases transmissions.
 
   Program blocks rank before data blocks, more points before fewer, and equals in the order up, down,
   left, right. A data block without points cannot be siphoned. The action uses up a data siphon even if

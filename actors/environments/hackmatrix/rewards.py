@@ -34,7 +34,7 @@ class Reward(NamedTuple):
     hp_recovery: for HP gained.
     victory: for completing the last stage; it grows with the score.
     death_penalty: for death; it grows with the stage.
-    siphon_death_penalty: for death beside an enemy that a siphon released.
+    siphon_death_penalty: for death next to an enemy that a siphon released.
     resource_gain: for the change of credits and energy.
     resource_holding: for credits and energy owned when a stage is completed.
     program_waste: a penalty for RESET when only one HP is missing.
@@ -89,8 +89,8 @@ def earn(
 
   num_kills = _count(before.enemies.active) - _count(after.enemies.active)
   slots = after.enemies
-  beside = jnp.abs(slots.row - after.row) + jnp.abs(slots.col - after.col) == 1
-  is_siphoned = jnp.any(slots.active & slots.from_siphon & beside, axis=0)
+  is_adjacent = jnp.abs(slots.row - after.row) + jnp.abs(slots.col - after.col) == 1
+  is_siphoned = jnp.any(slots.active & slots.from_siphon & is_adjacent, axis=0)
   healed = after.hp - before.hp
   approached = _distance_to_exit(before, after)
   gained = after.credits - before.credits + after.energy - before.energy
@@ -119,7 +119,7 @@ def earn(
 
 
 class _Reach(NamedTuple):
-  """Resources that a siphon reaches from each cell: those of the cell and of its four neighbours.
+  """Resources that a siphon reaches from each cell: on the cell itself and on its four neighbours.
 
   Siphoned blocks have none, and from a cell with a block nothing is reached.
 

@@ -104,7 +104,7 @@ def advance(state: State, layout: Layout, chance: Chance) -> State:
   is_data, is_program = is_block & is_heads, is_block & ~is_heads
   points = jnp.where(is_data, 1 + amount % MAX_POINTS, 0).astype(np.int32)
   program = jnp.where(is_program, amount % state_lib.NUM_PROGRAMS, 0).astype(np.int32)
-  # In twentieths: 9 for one, 9 for two, 2 for three.
+  # Probabilities are in twentieths: 9 for one, 9 for two, 2 for three.
   twentieth = amount % 20
   resource = 1 + (twentieth >= 9).astype(np.int32) + (twentieth >= 18)
   resource = jnp.where(is_inner & ~is_block, resource, 0)

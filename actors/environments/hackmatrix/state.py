@@ -96,7 +96,7 @@ class Enemies(flax.struct.PyTreeNode):
 
 
 class Transmissions(flax.struct.PyTreeNode):
-  """The 20 slots for transmissions, which become enemies; filled like those of `Enemies`.
+  """The 20 slots for transmissions, which become enemies; filled like the slots of `Enemies`.
 
   Attributes:
     active: [20] bool; where False, the other fields are meaningless.

@@ -5,7 +5,7 @@
 over the n legal actions, x' being the numbers of the observation that one imagined step predicts. A
 classifier q learns to infer the action from s and x', and a head e(s) learns the mean of the bound, so that
 no action needs to be imagined where empowerment is read. Mohamed and Rezende (2015), "Variational
-information maximisation for intrinsically motivated reinforcement learning"; the bound is that of
+information maximisation for intrinsically motivated reinforcement learning"; the bound is from
 Barber and Agakov (2003).
 
 The classifier does not read the next model state h', z', which depends on the action directly, so all

@@ -225,7 +225,7 @@ def test_dreamer_with_options_ends_resumes_and_is_evaluated(train, tmp_path, cap
   # The weights of salience stand below the boards.
   board = np.zeros((1, tiny.CATCH['rows'] * tiny.CATCH['columns']), bool)
   draw = catch.Catch(**tiny.CATCH).draw
-  frame = lambda window: videos.beside(draw, board, board, np.ones((1, window)), context=1)[0]
+  frame = lambda window: videos.comparison(draw, board, board, np.ones((1, window)), context=1)[0]
   heights = [frame(window).shape[0] for window in (1, 2)]
   shown = imageio.mimread(folder / 'videos' / '64-dream.gif')[0]
   assert shown.shape[0] == heights[1] > heights[0]
