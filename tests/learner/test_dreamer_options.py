@@ -59,7 +59,7 @@ def test_wide_priors_hide_disagreement_from_the_clean_novelty_alone(dreamer, one
 def test_value_loss_does_not_pool_over_the_end_of_an_episode():
   """Without a bootstrap, all that steps after a LAST step could read of it is salience's context."""
   dreamer = make_dreamer(window=3)
-  learner = dreamer_update.make_update(dreamer, RATES).update.__self__
+  learner = dreamer_update.make_update(dreamer, RATES)
   state = jax.eval_shape(learner.init, jax.random.key(0))
   batch = make_batch(dreamer)
   batch = batch._replace(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import jax
 import numpy as np
@@ -45,7 +46,7 @@ def make_program(num_devices=1, *, base=CONFIG, compiled=True, learns=True, **ch
       state._replace(step=state.step + 1),
       {'reward': batch.reward.sum()},
     )
-    program.update = program.update._replace(update=count)
+    program.update = types.SimpleNamespace(init=program.update.init, update=count)
   if compiled:
     program.num_bytes = program.compile()
   return program

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import threading
+import types
 
 import jax
 import numpy as np
@@ -55,7 +56,7 @@ class Parts:
     )
     self.schema = rollout.sequence_schema(self.unroll, self.params_schema)
     made = dreamer_update.make_update(self.dreamer, LEARNER)
-    self.update = made._replace(init=jax.jit(made.init), update=jax.jit(made.update))
+    self.update = types.SimpleNamespace(init=jax.jit(made.init), update=jax.jit(made.update))
 
 
 @pytest.fixture(scope='module')
