@@ -233,7 +233,7 @@ class Inspection:
     if not (folder / folder_lib.CONFIG).exists():
       raise ValueError(f'{self._name}: the folder is gone, or no longer one of a run')
     try:
-      return (folder / folder_lib.ADDRESS).read_text().split()
+      return (folder / folder_lib.ADDRESS).read_text(errors='replace').split()
     except FileNotFoundError:
       raise ConnectionError(f'{self._name}: this run was never started') from None
 
