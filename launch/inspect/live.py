@@ -2,6 +2,7 @@
 
 import itertools
 import pathlib
+import re
 import time
 from collections.abc import Mapping, Sequence
 from concurrent import futures
@@ -233,9 +234,15 @@ class Inspection:
     if not (folder / folder_lib.CONFIG).exists():
       raise ValueError(f'{self._name}: the folder is gone, or no longer one of a run')
     try:
-      return (folder / folder_lib.ADDRESS).read_text().split()
+      addresses = (folder / folder_lib.ADDRESS).read_text(errors='replace').split()
     except FileNotFoundError:
       raise ConnectionError(f'{self._name}: this run was never started') from None
+    for address in addresses:  # gRPC also connects to sockets of files and others
+      if not re.fullmatch(r'[\w.:\[\]-]+:\d+', address, re.ASCII):
+        raise ValueError(
+          f'{folder / folder_lib.ADDRESS}: {address!r} is not HOST:PORT; delete the file'
+        )
+    return addresses
 
   def _why(self, folder: pathlib.Path | None) -> str:
     """The probable reason why the server of a run does not answer."""

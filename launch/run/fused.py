@@ -307,7 +307,7 @@ def train(
       max_environment_steps=config.max_environment_steps,
       resume=unrolled.Resume(reset_moments, terminal.warn),
     )
-    scores = _Scores(prepared, folder, terminal, source, stop.is_set)
+    scores = _Scores(prepared, folder, terminal, stop.is_set)
     loop = loop_lib.Loop(
       source,
       config.learner,
@@ -346,7 +346,6 @@ class _Terminal:
       config, folder, starting='compiling', tracing_seconds=prepared.seconds
     )
     self._progress.tick()
-    self._is_expected = config.max_minutes is not None
     self._events = metrics.JsonLines(folder / 'metrics' / 'events.jsonl')
     self.say = self._progress.say
     self._failure: OSError | None = None
@@ -376,14 +375,6 @@ class _Terminal:
     self._progress.end()
     self._events.close()
 
-  def expect(self, seconds_left: float | None) -> None:
-    """Prints once how long a run without a time limit will still take, if more than a minute."""
-    if self._is_expected or seconds_left is None:
-      return
-    self._is_expected = True
-    if seconds_left > 60:
-      self.say(f'about {seconds_left / 60:,.0f} minutes for the updates that are left')
-
   def started(self) -> None:
     """Writes to the run's events that training begins."""
     self._events.write({'kind': 'started', 'name': 'learner'})
@@ -402,10 +393,9 @@ class _Scores:
     prepared: Prepared,
     folder: pathlib.Path,
     terminal: _Terminal,
-    source: unrolled.Unrolled,
     should_stop: Callable[[], bool],
   ):
-    self._source, self._should_stop = source, should_stop
+    self._should_stop = should_stop
     self._config = config = prepared.config
     self._folder = folder
     self._terminal = terminal
@@ -442,8 +432,6 @@ class _Scores:
 
   def between(self, status: loop_lib.Status) -> None:
     """Notes progress; evaluates if that is due after the first update, or if the run has finished."""
-    if status.step > getattr(self._config.agent, 'warm_up_updates', 0):
-      self._terminal.expect(self._source.seconds_left)
     if status.step > self._begun_at:
       self._terminal.reach(status.step, status.environment_step)
     is_due = status.step > 0 and self._schedule.is_due(status.environment_step)

@@ -4,7 +4,6 @@ Replay, credits and updates are as in `unrolled`. The instances of the environme
 checkpoint, so a run that resumes begins new episodes.
 """
 
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -153,8 +152,6 @@ class Stepped(unrolled.Unrolled):
 
   _program: HostProgram
   _allowed = 0  # updates before the next unroll
-  _seconds_per_unroll: float | None = None
-  _has_unrolled = False  # the first unroll also compiles the policy
 
   def place(self, whole: unrolled.FusedState, step: int) -> unrolled.FusedState:
     state = super().place(whole, step)
@@ -165,13 +162,9 @@ class Stepped(unrolled.Unrolled):
   def collect(self, state: unrolled.FusedState) -> unrolled.FusedState:
     if self._allowed:
       return state
-    began = time.monotonic()
     after = self._program.collect(state)
     if after is None:
       return state
-    if self._has_unrolled:
-      self._seconds_per_unroll = time.monotonic() - began
-    self._has_unrolled = True
     self._allowed = self._program.updates_allowed(after)
     if self._program.replay is not None:
       self._environment_step = self._program.environment_step(after)
@@ -186,13 +179,6 @@ class Stepped(unrolled.Unrolled):
   ) -> tuple[unrolled.FusedState, loop.Done]:
     state, done = super().update(state, step, min(most, self._allowed))
     self._allowed -= done.updates
-    unrolls = (
-      max(0, self._max_environment_steps - self._environment_step) / self._program.steps_per_unroll
-    )
-    if self._seconds_per_unroll is None:
-      self.seconds_left = None
-    elif self.seconds_left is not None:
-      self.seconds_left += unrolls * self._seconds_per_unroll
     return state, done
 
   def close(self) -> None:

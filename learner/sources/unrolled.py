@@ -447,13 +447,7 @@ class Unrolled(loop.Source):
     program: the compiled program of unrolls and updates.
     max_environment_steps: environment steps of the run; the last update is the first to reach them.
     resume: how the run may differ from its checkpoint; None for the defaults of `Resume`.
-
-  Attributes:
-    seconds_left: estimated time until the run is over, at the last call's pace; None before the second
-      call, since the first one also warms up.
   """
-
-  seconds_left: float | None = None
 
   def __init__(
     self, program: FusedProgram, *, max_environment_steps: int, resume: Resume | None = None
@@ -463,7 +457,6 @@ class Unrolled(loop.Source):
     self._environment_step = 0
     self._versions: Any = ()  # of the replay's sequences, until the next update
     self._seconds_per_update = SECONDS_PER_CALL
-    self._is_warm = False
 
   def init(self, key: jax.Array) -> FusedState:
     return self._program.init(key)
@@ -522,8 +515,6 @@ class Unrolled(loop.Source):
     count = max(1, min(most, left, int(SECONDS_PER_CALL / self._seconds_per_update)))
     state, metrics = jax.block_until_ready(self._program.iterate(state, count))
     self._seconds_per_update = (time.monotonic() - began) / count
-    self.seconds_left = (left - count) * self._seconds_per_update if self._is_warm else None
-    self._is_warm = True
     before, self._environment_step = (
       self._environment_step, self._program.environment_step(state),
     )  # fmt: skip

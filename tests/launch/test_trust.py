@@ -2,8 +2,10 @@
 
 import contextlib
 import io
+import itertools
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -15,6 +17,8 @@ import hephaestus
 from hephaestus.actors import environments
 from hephaestus.launch import config as launch_config
 from hephaestus.launch import main
+from hephaestus.launch.agents import presets
+from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.report import dashboard, panels
 
 
@@ -286,3 +290,56 @@ def test_nothing_reacts_to_ten_traps(evil, dreamer, stranger, tmp_path, capsys):
   )
   assert not evil.exists()
   assert {path: path.lstat().st_mtime_ns for path in sorted(outside.rglob('*'))} == before
+
+
+LAUGHS = 'a: &a [x,x,x,x,x,x,x,x,x]\n' + ''.join(
+  f'{after}: &{after} [{",".join([f"*{before}"] * 9)}]\n'
+  for before, after in itertools.pairwise('abcdefghi')
+)
+TITLE = '\x1b]0;title of the terminal\x07'
+
+
+@pytest.mark.parametrize(
+  ('entry', 'content'),
+  [
+    ('config.yaml', LAUGHS.encode()),
+    ('config.yaml', b'[' * 100_000),
+    ('config.yaml', b'\xff\xfe\0'),
+    ('config.yaml', f'environment: {{name: {json.dumps(TITLE)}}}\n'.encode()),
+    ('address', b'\xff\xfe\0:9'),
+    ('address', b'unix:/tmp/none\n'),
+    ('origin', b'/etc@3\n'),
+    ('collected.json', b'[' * 100_000),
+    ('doctor.json', b'[' * 100_000),
+    ('doctor.json', b'\xff\xfe'),
+    ('counts.jsonl', b'{"time": 1e10, "learner_step": "x"}\n'),
+    ('metrics/learner.jsonl', b'[' * 200_000 + b'\n'),
+    ('metrics/actor-99999999999999999999.jsonl', b'{"time": 1, "environment_step": 5}\n'),
+    (
+      'metrics/events.jsonl',
+      json.dumps({'time': 1, 'kind': 'started', 'name': TITLE, 'pid': 1}).encode() + b'\n',
+    ),
+    ('metrics', b'no folder'),
+    ('checkpoints', b'no folder'),
+  ],
+)
+def test_damaged_entry_is_skipped_or_named(tmp_path, capsys, entry, content):
+  folder = tmp_path / 'run'
+  several = launch_config.override(presets.laptop('catch'), ['learner.fused=false'])
+  folder_lib.open_run(folder, several)
+  row = {'time': 1, 'environment_step': 8, 'learner_step': 2, 'episode_return': 0.5}
+  for name in ('learner', 'evaluator'):
+    (folder / 'metrics' / f'{name}.jsonl').write_text(json.dumps(row) + '\n')
+  path = folder / entry
+  if path.is_dir():
+    shutil.rmtree(path)
+  path.write_bytes(content)
+  for command in (['config', '--run', folder], ['report', folder], ['inspect', folder]):
+    code = run(*command)
+    printed = capsys.readouterr()
+    assert code == 0 or (code == 2 and printed.err.count('\n') <= 2 and str(folder) in printed.err)
+    if entry == 'address':
+      assert code == 2 * (command[0] == 'inspect')
+    assert TITLE[:4] not in printed.out + printed.err
+  with contextlib.suppress(ValueError):  # as it is shown where no run can be read
+    dashboard.Dashboard([folder], tmp_path / 'shown').runs()

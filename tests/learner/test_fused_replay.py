@@ -205,10 +205,9 @@ def test_stopped_run_resumes_bitwise(program, tmp_path):
     )
     assert not stopped.run.run()
     assert stop_after <= stopped.run.step < 27
-    assert stopped.run._source.seconds_left > 0
   resumed = Folder(tmp_path / 'parts', program, max_environment_steps=STEPS)
   assert resumed.run.step == stopped.run.step
-  assert resumed.run.run() and resumed.run._source.seconds_left == 0
+  assert resumed.run.run()
   assert_equal(whole.state(), resumed.state())
   assert (whole.state().train.params['memory']['written'] > 0).sum() > 8
   drop = ('time', 'steps_per_second', 'replayed_steps_per_second')
