@@ -88,7 +88,7 @@ def test_train_with_a_gpu_that_jax_cannot_use_says_what_to_install(
   assert call('--preset', 'gpu', '--run', str(tmp_path / 'run')) == 2
   assert 'accelerator=true: this machine has an NVIDIA GPU' in capsys.readouterr().err
   # Without a preset it is the laptop's; the run ends here by another mistake.
-  assert call('--run', str(tmp_path / 'run'), '--env', 'catch', '--profile', 'no') == 2
+  assert call('--run', str(tmp_path / 'run'), '--env', 'catch', '--steps', '1') == 2
   assert 'EXTRAS=cuda' in capsys.readouterr().out
   assert not (tmp_path / 'run').exists()
 
