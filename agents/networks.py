@@ -70,33 +70,32 @@ class Dense(nn.Module):
 
 
 class Conv(nn.Module):
-  """`flax.linen.Conv` of 4 x 4 pixels and stride 2 without bias, but computed by `kernels.halve`."""
+  """`flax.linen.Conv` of 4 x 4 pixels and stride 2 without bias, but computed by `kernels.halve`.
+
+  Attributes:
+    features: O, channels of the output.
+    dtype: dtype of the computation and the output; the kernel is float32.
+  """
 
   features: int
   dtype: Any = jnp.float32
 
   @nn.compact
   def __call__(self, images: jax.Array) -> jax.Array:
-    kernel = _image_kernel(self, images)
-    return kernels.halve(images.astype(self.dtype), kernel.astype(self.dtype))
+    """[N, H / 2, W / 2, O] from images [N, H, W, C]; odd sizes are rounded up."""
+    shape = (4, 4, images.shape[-1], self.features)
+    kernel = self.param('kernel', nn.initializers.lecun_normal(), shape)
+    return self._convolve(images.astype(self.dtype), kernel.astype(self.dtype))
+
+  def _convolve(self, images: jax.Array, kernel: jax.Array) -> jax.Array:
+    return kernels.halve(images, kernel)
 
 
-class ConvTranspose(nn.Module):
-  """`flax.linen.ConvTranspose` like `Conv`, but computed by `kernels.double`."""
+class ConvTranspose(Conv):
+  """`flax.linen.ConvTranspose` like `Conv`, but computed by `kernels.double`: [N, 2 H, 2 W, O]."""
 
-  features: int
-  dtype: Any = jnp.float32
-
-  @nn.compact
-  def __call__(self, images: jax.Array) -> jax.Array:
-    kernel = _image_kernel(self, images)
-    return kernels.double(images.astype(self.dtype), kernel.astype(self.dtype))
-
-
-def _image_kernel(module: Conv | ConvTranspose, images: jax.Array) -> jax.Array:
-  shape = (4, 4, images.shape[-1], module.features)
-  kernel: jax.Array = module.param('kernel', nn.initializers.lecun_normal(), shape)
-  return kernel
+  def _convolve(self, images: jax.Array, kernel: jax.Array) -> jax.Array:
+    return kernels.double(images, kernel)
 
 
 class MLP(nn.Module):

@@ -408,8 +408,16 @@ class ActorCritic:
 
       - sum weight ( sg(advantage) log pi(a | f, context) + eta H[pi] )
 
-    with the advantage of `targets.imagined` and eta the config's `entropy_scale`. Arguments and results
-    are as of `loss`; context is [R, B, C].
+    with the advantage of `targets.imagined` and eta the config's `entropy_scale`.
+
+    Args:
+      params: parameters of the actor-critic, by network.
+      steps: R steps of B dreams.
+      context: [R, B, C], their contexts.
+      targets: targets for these steps.
+
+    Returns:
+      The loss [], and metrics [] by name; both add up over parts of a dream.
     """
     policy = self.dreamt_policy(params, steps.features, context, steps.mask)
     entropy, log_prob = policy.entropy(), policy.log_prob(steps.choice)
@@ -439,10 +447,10 @@ class ActorCritic:
       - sum weight ( log p(sg(return)) + log p(sg(slow value)) )
 
     Args:
-      params: as in `actor_loss`.
-      steps: as in `actor_loss`.
-      context: as in `actor_loss`.
-      targets: as in `actor_loss`.
+      params: parameters of the actor-critic, by network.
+      steps: R steps of B dreams.
+      context: [R, B, C], their contexts.
+      targets: targets for these steps.
     """
     loss: Any = 0.0
     for name, value in self.dreamt_values(params, steps.features, context).items():
