@@ -30,9 +30,9 @@ from hephaestus.agents import experience
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import dream
-from hephaestus.learner import allocator, dreamer_update
 from hephaestus.learner import config as learner_config
 from hephaestus.learner import devices as devices_lib
+from hephaestus.learner import dreamer_update, process
 
 _MIN_ROUNDS = 3
 _EPISODE_STEPS = 32  # mean length of an episode in a random batch
@@ -172,7 +172,7 @@ class _Program(NamedTuple):
 
 
 def _prepare(work: Work) -> _Program:
-  allocator.keep()
+  process.prepare()
   agent_config = dataclasses.replace(work.agent, boredom_rise=0.0, boredom_fall=0.0)
   dreamer = dreamer_agent.make_dreamer(agent_config, work.observation_spec, work.action_spec)
   made = dreamer_update.make_update(dreamer, work.learner)

@@ -17,7 +17,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
 
-from hephaestus.learner import allocator
+from hephaestus.learner import process
 
 Tree = Any
 STATE, REST, DIGEST = 'state', 'rest', 'digest'
@@ -243,7 +243,7 @@ class Checkpointer:
     """
     if step == self._manager.latest_step():
       return
-    allocator.trim()  # each save runs in threads of its own, whose memory is kept otherwise
+    process.trim()  # each save runs in threads of its own, whose memory is kept otherwise
     arrays = _to_arrays(state)
     rest = {name: array for name, array in arrays.items() if _is_rest(name)}
     arrays = {name: array for name, array in arrays.items() if not _is_rest(name)}

@@ -24,7 +24,7 @@ from hephaestus.launch.files import metrics
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import progress as progress_lib
 from hephaestus.launch.run import variables
-from hephaestus.learner import advice, allocator
+from hephaestus.learner import advice, process
 from hephaestus.learner import loop as loop_lib
 from hephaestus.learner import profile as profile_lib
 from hephaestus.learner.sources import stepped, unrolled
@@ -512,7 +512,7 @@ def _farewell(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> s
 
 def _prepare_process(config: launch_config.ExperimentConfig) -> None:
   """Sets up JAX and logging in this process, as other runs do by the environment of their nodes."""
-  allocator.keep()
+  process.prepare()
   logging.set_verbosity(logging.WARNING)  # nodes log to files; this is the terminal
   for name, value in variables.COMMON.items():
     os.environ.setdefault(name, value)

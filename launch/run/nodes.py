@@ -20,7 +20,7 @@ from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import metrics
 from hephaestus.launch.processes import watchdog
 from hephaestus.launch.run import parts as parts_lib
-from hephaestus.learner import allocator, loop
+from hephaestus.learner import loop, process
 from hephaestus.learner import process_group as process_group_lib
 from hephaestus.learner import profile as profile_lib
 from hephaestus.learner.sources import collected as collected_lib
@@ -195,7 +195,7 @@ def build_learner(
     ValueError: the newest checkpoint is of another config, or a batch does not divide over the devices.
     RuntimeError: the processes of a learner that has several do not find each other.
   """
-  allocator.keep()
+  process.prepare()
   should_stop = _stop_signal(config)
   group = None
   if place is not None:  # before any array is made

@@ -13,7 +13,7 @@ from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import metrics
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import variables
-from hephaestus.learner import checkpoint
+from hephaestus.learner import checkpoint, process
 from hephaestus.learner import profile as profile_lib
 from hephaestus.replay import buffer, loopback, tables
 
@@ -33,6 +33,7 @@ def check_environment(config: launch_config.ExperimentConfig) -> list[str]:
   Raises:
     ValueError: the environment is unknown, or breaks its specs.
   """
+  process.prepare()
   if not config.accelerator or not config.fused:
     jax.config.update('jax_platforms', 'cpu')  # an accelerator is the learner's, not the launcher's
   # Compilation takes most of the time, and is the same at every start.
