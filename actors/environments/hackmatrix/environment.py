@@ -1,7 +1,7 @@
 """HackMatrix, a turn-based game on 6 by 6 cells with 28 actions."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import chex
@@ -25,6 +25,16 @@ from hephaestus.actors.environments.hackmatrix.state import Program, State
 
 ACTION_NAMES = ('up', 'down', 'left', 'right', 'siphon', *(program.name for program in Program))
 
+
+METRICS = {
+  **{f'reward_{part}': 'sum' for part in rewards.Reward._fields},
+  'moves': 'mean',
+  'siphons': 'mean',
+  'programs': 'mean',
+  'siphon_legal': 'mean',
+  'highest_stage': 'max',
+  'stages_completed': 'sum',
+}
 
 _BLOCK = 64  # environments stepped at a time, so that intermediate arrays fit a core's cache
 
@@ -94,6 +104,14 @@ class HackMatrix(environment.Environment):
   def action_names(self) -> tuple[str, ...]:
     return ACTION_NAMES
 
+  @property
+  def metrics(self) -> Mapping[str, str]:
+    """Parts of the return; shares of steps by action, and of those at which a siphon is legal; stages.
+
+    The highest stage is 9 after victory.
+    """
+    return METRICS
+
   def reset(self, key: chex.PRNGKey) -> tuple[State, environment.TimeStep]:
     """Begins an episode; nothing is random, because the first stage is empty."""
     del key
@@ -103,7 +121,7 @@ class HackMatrix(environment.Environment):
     features[observation.NUM_FEATURES - observation.NUM_CHANNELS + observation.EXIT] = 1.0
     mask = np.isin(np.arange(state_lib.NUM_ACTIONS), (state_lib.UP, state_lib.RIGHT))
     first = {'features': jnp.asarray(features), 'action_mask': jnp.asarray(mask)}
-    return state_lib.initial(), environment.restart(first)
+    return state_lib.initial(), environment.restart(first, dict.fromkeys(METRICS, 0.0))
 
   def step(
     self, key: chex.PRNGKey, state: State, action: jax.Array
@@ -114,6 +132,7 @@ class HackMatrix(environment.Environment):
       reward=outcome.reward.total(),
       discount=jnp.where(outcome.done, 0.0, 1.0).astype(np.float32),
       observation=_observation(outcome.codes, outcome.mask),
+      metrics=_metrics(state, action, outcome),
     )
     return outcome.state, timestep
 
@@ -152,6 +171,21 @@ class HackMatrix(environment.Environment):
   def render(self, state: State) -> np.ndarray:
     """Renders the board, the player's numbers and the programs; see `rendering.frame`."""
     return rendering.frame(state)
+
+
+def _metrics(before: State, action: jax.Array, outcome: _Outcome) -> dict[str, jax.Array]:
+  """Values of `METRICS` at a step, which takes an action in the state `before`."""
+  stage = outcome.state.stage
+  values = {
+    **{f'reward_{part}': value for part, value in outcome.reward._asdict().items()},
+    'moves': action <= state_lib.RIGHT,
+    'siphons': action == state_lib.SIPHON,
+    'programs': action >= state_lib.FIRST_PROGRAM,
+    'siphon_legal': jnp.asarray(before.data_siphons) > 0,
+    'highest_stage': stage,
+    'stages_completed': stage - before.stage,
+  }
+  return {name: jnp.asarray(value, np.float32) for name, value in values.items()}
 
 
 def _draw(key: chex.PRNGKey) -> jax.Array:
