@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import chex
@@ -28,6 +28,16 @@ from hephaestus.actors.environments.hackmatrix.state import Program, State
 
 ACTION_NAMES = ('up', 'down', 'left', 'right', 'siphon', *(program.name for program in Program))
 
+
+METRICS = {
+  **{f'reward_{part}': 'sum' for part in rewards.Reward._fields},
+  'moves': 'mean',
+  'siphons': 'mean',
+  'programs': 'mean',
+  'siphon_legal': 'mean',
+  'highest_stage': 'max',
+  'stages_completed': 'sum',
+}
 
 _BLOCK = 64  # environments stepped at a time, so that intermediate arrays fit a core's cache
 
@@ -97,6 +107,14 @@ class HackMatrix(options.Options, environment.Environment):
   def action_names(self) -> tuple[str, ...]:
     return ACTION_NAMES
 
+  @property
+  def metrics(self) -> Mapping[str, str]:
+    """Parts of the return; shares of steps by action, and of those at which a siphon is legal; stages.
+
+    The highest stage is 9 after victory.
+    """
+    return METRICS
+
   def reset(self, key: chex.PRNGKey) -> tuple[State, environment.TimeStep]:
     """Begins an episode on the empty first stage; only a fraction of `starting_siphons` is random."""
     num_siphons = math.floor(self.starting_siphons)
@@ -104,7 +122,7 @@ class HackMatrix(options.Options, environment.Environment):
     if more := self.starting_siphons - num_siphons:
       first = state_lib.select(jax.random.bernoulli(key, more), self._first(num_siphons + 1), first)
     state, seen = first
-    return state, environment.restart(seen)
+    return state, environment.restart(seen, dict.fromkeys(METRICS, 0.0))
 
   def _first(self, num_siphons: int) -> tuple[State, dict[str, jax.Array]]:
     """The state at the start of an episode, and its observation."""
@@ -133,6 +151,7 @@ class HackMatrix(options.Options, environment.Environment):
       reward=outcome.reward.total(),
       discount=jnp.where(outcome.done, 0.0, 1.0).astype(np.float32),
       observation=_observation(outcome.codes, outcome.mask),
+      metrics=_metrics(state, action, outcome),
     )
     return outcome.state, timestep
 
@@ -171,6 +190,21 @@ class HackMatrix(options.Options, environment.Environment):
   def render(self, state: State) -> np.ndarray:
     """Renders the board, the player's numbers and the programs; see `rendering.frame`."""
     return rendering.frame(state)
+
+
+def _metrics(before: State, action: jax.Array, outcome: _Outcome) -> dict[str, jax.Array]:
+  """Values of `METRICS` at a step, which takes an action in the state `before`."""
+  stage = outcome.state.stage
+  values = {
+    **{f'reward_{part}': value for part, value in outcome.reward._asdict().items()},
+    'moves': action <= state_lib.RIGHT,
+    'siphons': action == state_lib.SIPHON,
+    'programs': action >= state_lib.FIRST_PROGRAM,
+    'siphon_legal': jnp.asarray(before.data_siphons) > 0,
+    'highest_stage': stage,
+    'stages_completed': stage - before.stage,
+  }
+  return {name: jnp.asarray(value, np.float32) for name, value in values.items()}
 
 
 def _draw(key: chex.PRNGKey) -> jax.Array:

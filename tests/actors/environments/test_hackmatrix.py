@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hephaestus.actors import environments
+from hephaestus.actors import environments, rollout
 from hephaestus.actors.environments import environment, hackmatrix, wrappers
-from hephaestus.actors.environments.hackmatrix import board, observation
+from hephaestus.actors.environments.hackmatrix import board, observation, rewards
 from hephaestus.actors.environments.hackmatrix import state as state_lib
 from hephaestus.actors.environments.hackmatrix.state import (
   DATA,
@@ -739,6 +739,30 @@ def test_random_policy_keeps_the_invariants():
   check_invariants(before, action, state, timestep)
   assert timestep.last().sum() > 10
   assert state.stage.max() >= 2
+
+
+def test_metrics_of_an_episode_are_parts_of_its_return_and_shares_of_its_steps():
+  game = hackmatrix.make(max_steps=60)
+  agent = rollout.random_agent(game.action_spec)
+  unroll = rollout.make_unroll(game, agent, num_envs=16, sequence_length=129)
+  _, sequence, played = unroll.unroll((), KEY, unroll.init(KEY), 0, 0)
+  ended = np.asarray(played.ended)
+  found = {
+    name.removeprefix(rollout.METRICS): np.asarray(values)[ended]
+    for name, values in played.metrics.items()
+  }
+  assert ended.sum() > 16 and len(found) == 21
+  parts = [found[f'reward_{part}'] for part in rewards.Reward._fields]
+  np.testing.assert_allclose(sum(parts), np.asarray(played.episode_return)[ended], atol=1e-3)
+  np.testing.assert_allclose(found['moves'] + found['siphons'] + found['programs'], 1, atol=1e-5)
+  np.testing.assert_array_equal(found['highest_stage'], 1 + found['stages_completed'])
+  assert found['highest_stage'].max() > 1
+  # In the first sequence of each environment, up to the end of its first episode.
+  steps = np.argmax(ended, axis=0) + 1
+  legal = np.asarray(sequence.observation['action_mask'])[..., state_lib.SIPHON]
+  shares = np.asarray(played.metrics['environment/siphon_legal'])
+  for n, length in enumerate(steps):
+    assert shares[length - 1, n] == pytest.approx(legal[n, :length].mean(), abs=1e-5)
 
 
 def test_state_built_by_hand_may_have_any_integer_dtype():
