@@ -81,6 +81,7 @@ BANNED = {
 PLAIN = (
   'actors',
   'agents',
+  'launch',
   'learner',
   'replay',
   'docs/agents.md',

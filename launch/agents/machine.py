@@ -54,7 +54,7 @@ def find(root: pathlib.Path = pathlib.Path('/')) -> Machine:
   devices = root / 'dev'
   if any(devices.glob('accel[0-9]*')) or _tpu_chips():
     return Machine('tpu', importlib.util.find_spec('libtpu') is not None)
-  # CUDA's plugin registers itself there. So do those of other makers, whose devices are not detected.
+  # The plugin of CUDA registers itself there, as do plugins for devices that are not detected above.
   has_plugin = any(metadata.entry_points(group='jax_plugins'))
   return Machine('gpu' if (devices / 'nvidiactl').exists() else None, has_plugin)
 

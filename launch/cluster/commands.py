@@ -67,7 +67,7 @@ def _add_node_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--stay',
     action='store_true',
-    help='on a host with replay alone: keep serving when the run is over, until stopped',
+    help='on a host with only replay: keep serving when the run is over, until stopped',
   )
 
 

@@ -167,7 +167,7 @@ def of_predictions(
       POLICY, 'error of values, relative',
       error / size if size > 1e-3 else None,
       below=0.5,
-      cause='values are not those of what the policy earns',
+      cause='values differ from the returns of the policy',
       remedy='see dreams below; lower learner.policy_learning_rate, or train for longer',
     ),
     check_lib.note(POLICY, 'mean value', _mean(found.value)),
@@ -260,8 +260,8 @@ def of_metrics(
     random_return: mean return of the random policy and its standard error; None where unknown.
 
   Returns:
-    A check of the newest return against the random policy's, if both are known; those of `of_rows`; and
-    one for each warning of `advice`.
+    A check of the newest return against the random policy's, if both are known; the checks of
+    `of_rows`; and one for each warning of `advice`.
 
   Raises:
     ValueError: a line of the metrics is damaged.

@@ -195,7 +195,7 @@ def of_probes(explained: Explained) -> list[check_lib.Check]:
       PART, 'variance explained by the action', max(gains),
       above=0.02,
       cause='actions change neither the next observation nor the reward'
-      + ('; those of the step before do' if late > MOST_LATE else ''),
+      + ('; the actions of the step before do' if late > MOST_LATE else ''),
       remedy='check that step() uses the action that it is given',
     ),
     check_lib.judge(

@@ -306,7 +306,7 @@ class History:
     Args:
       node: kind of node, one of NODES.
       metric: a key of its rows.
-      x: the x-axis, one of X_AXES; the learner step of an actor is that of its parameters.
+      x: the x-axis, one of X_AXES; an actor's learner step is the version of its parameters.
     """
     parts = []
     for name in self.names(node):

@@ -369,7 +369,7 @@ def test_command_writes_manifests(cases, tmp_path, capsys):
   [
     (['--config', '/nowhere.yaml', '--seed', '1'], '--seed: --config /nowhere.yaml says all of it'),
     (['--config', '/nowhere.yaml'], '/nowhere.yaml: is not a config of this version'),
-    (['--preset', 'laptop', '--stay'], '--stay: is for a host with replay alone, and all has more'),
+    (['--preset', 'laptop', '--stay'], '--stay: is for a host with only replay, and all has more'),
   ],
 )
 def test_node_refuses_invalid_config_and_stay(tmp_path, capsys, arguments, words):

@@ -102,7 +102,7 @@ def test_curves_have_nan_where_a_report_lacks_a_value(run, tmp_path):
     ({'env': 5}, 'env=5: give a name, an instance'),
     ({'fused': True, 'expose': True}, '--expose: a fused run listens at no port'),
     ({'env': catch.Catch(), 'set': {'environment.rows': 5}}, 'was given as an instance; give one'),
-    ({'env': catch.Catch(), 'fused': False}, 'an instance is in this process alone'),
+    ({'env': catch.Catch(), 'fused': False}, 'an instance exists only in this process'),
     ({'steps': 'many'}, "steps='many': write a whole number, such as 100000 or 1e5"),
   ],
 )
@@ -257,7 +257,7 @@ def test_exported_policy_acts_as_the_run(run, policy, tmp_path, capsys):
 @pytest.mark.parametrize(
   ('change', 'words'),
   [
-    (lambda content: content.update(format=2), 'its format is 2, that of this version is 1'),
+    (lambda content: content.update(format=2), 'its format is 2, this version reads 1'),
     (lambda content: content['config']['agent'].update(hidden_size=17), 'should be float32'),
     (lambda content: content.pop('action_spec'), "'action_spec'"),
   ],

@@ -12,7 +12,7 @@ from hephaestus.launch.files import folder as folder_lib
 
 EXTRA = (
   "needs the extra `distributed` (pip install 'hephaestus[distributed]', "
-  'for Python 3.10 on Linux x86-64 alone)'
+  'only for Python 3.10 on Linux x86-64)'
 )
 
 
