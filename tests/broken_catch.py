@@ -47,7 +47,7 @@ class Deaf(catch.Catch):
 
 
 class Blind(catch.Catch):
-  """The observation leaves out the ball, and so what is paid."""
+  """The observation leaves out the ball, so it does not determine the reward."""
 
   def _observe(self, state):
     return super()._observe(_hidden(self, state))
@@ -62,7 +62,7 @@ class Forgetful(catch.Catch):
 
 
 class Endless(catch.Catch):
-  """The ball falls one or two rows; every end is called a time limit."""
+  """The ball falls one or two rows; every end is marked as a truncation."""
 
   def step(self, key, state, action):
     fast = jax.random.bernoulli(key) & (state.ball_row < self.rows - 2)

@@ -53,7 +53,7 @@ def _add_sizes(parser: argparse.ArgumentParser, size: str) -> None:
 
 
 def _add_env(targets: Any) -> None:
-  env = targets.add_parser('env', allow_abbrev=False, help='steps of environments per second')
+  env = targets.add_parser('env', allow_abbrev=False, help='environment steps per second')
   env.add_argument(
     '--env', nargs='+', default=['catch'], help='environments, each as of train (default: catch)'
   )
@@ -67,7 +67,7 @@ def _add_env(targets: Any) -> None:
 
 def _add_replay(targets: Any) -> None:
   replay = targets.add_parser(
-    'replay', allow_abbrev=False, help='sequences and parameters through replay servers'
+    'replay', allow_abbrev=False, help='sequences and parameters per second of replay servers'
   )
   replay.add_argument(
     '--env', default='catch', help='environment of the sequences (default: catch)'
@@ -82,7 +82,8 @@ def _add_replay(targets: Any) -> None:
   replay.add_argument('--stored', type=int, default=2048, metavar='N', help='sequences')
   replay.add_argument(
     '--sizes', type=int, nargs='+', metavar='N',
-    help="sequences stored, one size after the other: measures small sequences only, in Reverb and in a fused run's replay",
+    help='numbers of sequences to store: measures only small sequences, in Reverb and in a fused '
+    "run's replay, at each of these sizes",
   )  # fmt: skip
   _add_measured(replay)
 
@@ -148,7 +149,7 @@ def _add_learning(targets: Any) -> None:
   learning.add_argument(
     '--distributed',
     action='store_true',
-    help='runs of several processes; by default each is one, of an agent that can be fused',
+    help='train in several processes; by default each run is one process if its agent can be fused',
   )
   learning.add_argument('--json', action='store_true', help='print the rows instead of the table')
 
@@ -199,7 +200,7 @@ def _add_accelerator(targets: Any) -> None:
   accelerator = targets.add_parser(
     'accelerator',
     allow_abbrev=False,
-    help='all that a GPU or TPU shall show, unattended, in one file',
+    help='run all benchmarks of a GPU or TPU unattended, and write one file',
     description='Measures section by section, and writes the file after each. The same command again '
     'continues with the sections that are missing or failed.',
   )
@@ -395,7 +396,7 @@ def _environment_figures(arguments: argparse.Namespace) -> Any:
     name: launch_config.override(presets.laptop(name), arguments.set) for name in arguments.env
   }
   if foreign:
-    raise ValueError(f'--set {foreign[0]}: bench env takes only environment.KEY=VALUE')
+    raise ValueError(f'--set {foreign[0]}: bench env takes environment.KEY=VALUE only')
   makers = {name: config.make_environment for name, config in configs.items()}
   return environments.environments(
     makers, arguments.num_envs, arguments.seconds, of_actors=variables.ONE_THREAD

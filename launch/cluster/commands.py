@@ -261,7 +261,7 @@ def _manifests(arguments: argparse.Namespace) -> int:
   )
   hosts = hosts_lib.load(pathlib.Path(arguments.hosts))
   config = _make_shared_config(arguments, hosts)
-  _launch_id(arguments, config)  # refuses what the pods would refuse
+  _launch_id(arguments, config)  # raises the errors that the pods would raise
   preflight.check_environment(config)
   text = manifests.to_yaml(manifests.make(hosts, config, options))
   if arguments.out is None:

@@ -57,8 +57,8 @@ def add_train_flags(parser: argparse.ArgumentParser) -> None:
     '--config',
     type=pathlib.Path,
     metavar='FILE',
-    help='configuration file, such as config.yaml of a run; it need not have all keys. The preset and '
-    'the keys that it lacks are as without it, and flags override it',
+    help='configuration file, such as config.yaml of a run; keys that it lacks are as without it, and '
+    'flags override it',
   )
   parser.add_argument(
     '--fused',

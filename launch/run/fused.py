@@ -507,7 +507,7 @@ def _compile(prepared: Prepared, terminal: _Terminal) -> None:
 
 
 def _farewell(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> str:
-  return f'stopped; go on with: {folder_lib.resume_command(folder, config)}'
+  return f'stopped; resume with: {folder_lib.resume_command(folder, config)}'
 
 
 def _prepare_process(config: launch_config.ExperimentConfig) -> None:

@@ -415,7 +415,7 @@ def test_ctrl_c_saves_and_prints_how_to_resume(train, tmp_path, capfd):
   user.join()
   out, error = capfd.readouterr()
   assert code == 130, error
-  assert out.splitlines()[-1] == f'stopped; go on with: hephaestus train --run {folder}'
+  assert out.splitlines()[-1] == f'stopped; resume with: hephaestus train --run {folder}'
   assert '\nstopping: saving the last checkpoint' in out
   assert 'Traceback' not in error
   assert list((folder / 'checkpoints').iterdir())
