@@ -54,7 +54,7 @@ class Blind(catch.Catch):
 
 
 class Forgetful(catch.Catch):
-  """The ball is seen at the first step alone: a task for a memory."""
+  """Only the first observation shows the ball, so the task needs memory."""
 
   def _observe(self, state):
     hidden = super()._observe(_hidden(self, state))

@@ -84,6 +84,7 @@ PLAIN = (
   'launch',
   'learner',
   'replay',
+  'tests',
   'docs/agents.md',
   'docs/cognition.md',
   'docs/environments.md',

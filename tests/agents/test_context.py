@@ -128,9 +128,9 @@ def test_advancing_step_by_step_pools_as_a_whole_sequence(dreamer, policy, param
     at = jax.tree.map(lambda x, step=step: x[step], memories)
     arguments = jax.tree.map(lambda x, step=step: x[step], (features, novelty, begins))
     _, again = advance(params, at, *arguments)
-    memory, alone = advance(params, memory, *arguments)
-    np.testing.assert_allclose(together[step], alone, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(again, alone, rtol=1e-4, atol=1e-5)
+    memory, single = advance(params, memory, *arguments)
+    np.testing.assert_allclose(together[step], single, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(again, single, rtol=1e-4, atol=1e-5)
 
 
 def test_steps_before_a_sequence_are_not_read(dreamer, policy, params):

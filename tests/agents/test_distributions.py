@@ -457,7 +457,7 @@ def test_target_between_two_bins_is_two_hot():
 
 
 @pytest.mark.parametrize('bins', [5, 101])
-def test_two_hot_gradients_equal_those_of_the_formula(bins):
+def test_two_hot_gradients_equal_the_formula(bins):
   """By logits and by target; the maximum of many bins is computed in overlapping pieces."""
   rng = np.random.default_rng(0)
   logits = (5 * rng.normal(size=(7, bins))).astype(np.float32)

@@ -446,7 +446,7 @@ def test_no_gradient_passes_through_a_rollout(dreamer, params, slow_critic, star
 
 
 @pytest.mark.parametrize('changes', [{'ensemble_size': 1}, {'novelty_scale': 0.0}])
-def test_without_novelty_a_dream_has_values_of_the_task_alone(
+def test_without_novelty_a_dream_has_only_values_of_the_task(
   make_dreamer, make_params, posterior, last, changes
 ):
   dreamer = make_dreamer('pictures', **changes)
@@ -568,7 +568,7 @@ def test_rollout_of_no_steps_has_no_weight(params, slow_critic, start, rollout):
     assert np.isfinite(returns_of(imagined, imagined.reward, value)).all()
 
 
-# Gradients; those of chunks are in `test_context.py`.
+# Gradients; `test_context.py` has the gradients of chunks.
 
 
 def targets_of(imagined):

@@ -1,4 +1,4 @@
-"""Empowerment: its estimate beside exact values, its gradients, and the input that is refused."""
+"""Empowerment: its estimate against exact values, its gradients, and the input that is refused."""
 
 import dataclasses
 import functools

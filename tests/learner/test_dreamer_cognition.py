@@ -165,7 +165,7 @@ def test_zeroing_the_memory_changes_trained_rewards(dreamer, one_device):
 
 
 def test_imagination_carries_what_the_start_recalled(dreamer, one_device):
-  """The reward of an imagined step is that of the action before, whose step recalled it."""
+  """An imagined step has the reward of the previous action, whose step recalled it."""
   params = one_device.begin().arrays().params['world_model']
   model = dreamer.model.rssm
   size = model.networks.recalled_size
@@ -215,7 +215,7 @@ def test_nothing_of_it_is_there_without_a_memory(dreamer):
 # Survival, empowerment and the workspace.
 
 
-def test_metrics_of_survival_are_those_of_the_batch(dreamer, one_device):
+def test_metrics_of_survival_are_computed_from_the_batch(dreamer, one_device):
   """Steps at which an episode begins have no reward; at a death the lack of everything counts."""
   batch = make_batch(dreamer)
   metrics = one_device.begin().step(batch)

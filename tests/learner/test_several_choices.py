@@ -106,7 +106,7 @@ def test_ppo_samples_legal_choices_and_learns_from_them(world):
 
 
 def test_dreamer_samples_legal_choices_and_its_actor_learns_from_them(world):
-  """Imagined choices are those of the policy, so the update itself, of one member, is only traced."""
+  """The policy samples imagined choices, too, so the update, of one member, is only traced."""
   made = make_dreamer(world)
   learner = dreamer_update.make_update(made, learner_config.LearnerConfig(batch_size=NUM_WORLDS))
   state = jax.jit(learner.init)(jax.random.key(0))

@@ -83,7 +83,7 @@ def test_retention_is_on_a_scale_from_the_random_policy(points, base, expected):
   assert scores.retention(points, base) == pytest.approx(expected)
 
 
-def test_retention_of_a_gain_far_below_the_target_is_that_of_nothing_learned():
+def test_retention_of_a_gain_far_below_the_target_is_as_if_nothing_was_learned():
   points = [-0.006] * 4 + [0.01] * 2 + [-0.006] * 4
   assert scores.retention(points, -0.006) < 0.1
   assert scores.retention(points, -0.006, target=0.49) == 1.0

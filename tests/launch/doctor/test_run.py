@@ -26,7 +26,7 @@ HEALTHY = {
 
 
 def predictions(**changed):
-  """Those of a healthy agent, of 400 steps of which a tenth pays, but for what is changed."""
+  """Predictions of a healthy agent for 400 steps, a tenth of them rewarded, with some changed."""
   reward = np.tile([1.0] + [0.0] * 9, 40)
   steps = np.ones(400)
   healthy = {
@@ -38,7 +38,7 @@ def predictions(**changed):
 
 
 def reports(**changed):
-  """Those of a run, of which the newest are changed."""
+  """Rows of a run's metrics, of which the newest are changed."""
   return [HEALTHY] * 6 + [HEALTHY | changed] * 2
 
 

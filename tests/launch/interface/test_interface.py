@@ -59,7 +59,7 @@ def observations(count):
   return np.random.default_rng(0).random((count, 12)) < 0.3
 
 
-def test_run_is_that_of_the_command(ppo):
+def test_run_equals_one_of_the_command(ppo):
   config = launch_config.load(ppo.folder / 'config.yaml')
   assert config.fused and config.seed == 3 and config.max_environment_steps == 300
   assert config.agent_name == 'ppo' and config.actor.num_envs == 16
@@ -119,7 +119,7 @@ def test_unknown_option_is_refused():
     hephaestus.train('catch', stepz=3)
 
 
-def test_overrides_of_a_mapping_are_those_of_the_command():
+def test_overrides_by_a_mapping_equal_overrides_by_the_command():
   overrides = {
     'agent': {'gamma': np.float32(0.5), 'compute_dtype': 'float32'},
     'max_minutes': None,
@@ -135,7 +135,7 @@ def test_overrides_of_a_mapping_are_those_of_the_command():
   assert training._assignments(['seed=3']) == ['seed=3']
 
 
-def test_several_processes_run_beside_this_one(monkeypatch, tmp_path, capfd):
+def test_several_processes_run_as_children_of_this_one(monkeypatch, tmp_path, capfd):
   given = tmp_path / 'given'
   fake = tmp_path / 'python'
   fake.write_text(

@@ -342,7 +342,7 @@ def test_each_environment_has_picture_and_table(tmp_path, capsys):
   assert f'--out {tmp_path / "file"}: cannot be written to' in capsys.readouterr().err
 
 
-def test_report_of_one_metric_has_its_picture_alone(tmp_path):
+def test_report_of_one_metric_has_only_its_picture(tmp_path):
   folders = [
     write_run(tmp_path / f'{seed}', [(0, 0.0), (2000, 0.5)], overrides=[f'seed={seed}'])
     for seed in range(2)

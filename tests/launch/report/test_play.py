@@ -125,7 +125,7 @@ def test_video_has_every_frame(folder, tmp_path, capsys):
   assert run(folder, '--output', video, '--episodes', 2, '--fps', 20) == 0
   frames = imageio.mimread(video)
   assert len(frames) <= 2 * (STEPS + 1)  # equal neighbours are one
-  assert frames[0].shape[1] > 200  # the policy's probabilities are beside the picture
+  assert frames[0].shape[1] > 200  # the policy's probabilities are next to the picture
   assert capsys.readouterr().out.splitlines()[-1] == f'{video}: {2 * (STEPS + 1)} frames'
 
 
