@@ -1,4 +1,4 @@
-"""Makes docs/images/dreams.gif: episodes of four environments, each beside the dream of a short run.
+"""Makes docs/images/dreams.gif: episodes of four environments, each next to the dream of a short run.
 
   python docs/site/dreams.py RUNS    trains what is missing in the folder RUNS, then draws
 

@@ -191,7 +191,7 @@ def _of_rewards(
   if explained is not None and explained.reward is not None:
     assert explained.reward_early is not None
     if explained.reward_early > 0.05 + 2 * explained.reward:
-      cause = 'the reward depends on what was seen long before, which the model has lost'
+      cause = 'the reward depends on an early observation, which the model has lost'
       remedy = (
         'use longer sequences (actor.sequence_length) and agent.memory_steps, or agent.memory_size'
       )

@@ -69,7 +69,7 @@ def test_each_part_that_has_not_learned_is_named(changed, name):
 
 @pytest.mark.parametrize(
   ('now', 'early', 'cause'),
-  [(0.9, 0.9, 'has not learned'), (0.0, 0.5, 'seen long before'), (0.0, 0.0, 'does not show')],
+  [(0.9, 0.9, 'has not learned'), (0.0, 0.5, 'early observation'), (0.0, 0.0, 'not determine')],
 )
 def test_cause_of_unpredicted_rewards_is_found_by_the_probes(now, early, cause):
   explained = EXPLAINED._replace(reward=now, reward_early=early)
