@@ -122,7 +122,7 @@ class Run:
     return 0 if row is None else row[key] or 0
 
   def resumed(self) -> list[int]:
-    """The steps at which learners have begun or gone on, one for each that came so far."""
+    """The steps at which each learner so far has begun or resumed."""
     log = self.folder / 'logs' / 'learner.log'
     lines = log.read_text(errors='replace').splitlines() if log.exists() else []
     words = [
@@ -186,7 +186,7 @@ class Chaos:
       self._note(name, 'killed', 'restarted')
 
   def tick(self) -> None:
-    """Wakes who has been frozen for long enough, and learns what kills have cost."""
+    """Continues processes that were frozen for long enough, and records what kills have cost."""
     for pid, until in list(self._frozen.items()):
       if time.monotonic() >= until:
         self._signal(pid, signal.SIGCONT)
@@ -202,7 +202,7 @@ class Chaos:
         self.events[place][-1] = f'resumed at step {resumed[learners]:,}, {lost} updates lost'
 
   def wake(self) -> None:
-    """Wakes all who are frozen."""
+    """Continues all frozen processes."""
     for pid in self._frozen:
       self._signal(pid, signal.SIGCONT)
     self._frozen.clear()

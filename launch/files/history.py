@@ -316,7 +316,7 @@ class History:
     return joined(parts) if parts else None
 
   def thinned(self, node: str, metric: str, x: str) -> Thinned | None:
-    """As `series`, reduced to at most POINTS positions; cached until there are new rows."""
+    """Returns `series`, reduced to at most POINTS positions; cached until there are new rows."""
     names = self.names(node)
     version = tuple((name, self._nodes[name].version) for name in names)
     if x == 'minutes':

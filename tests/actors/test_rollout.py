@@ -197,7 +197,7 @@ def test_first_episode_of_each_environment_is_scored_over_several_unrolls(parts,
 
 
 class Endless(catch.Catch):
-  """Never ends, and has no time limit; each step pays 1."""
+  """Never ends, and has no time limit; each step has reward 1."""
 
   @property
   def max_steps(self):

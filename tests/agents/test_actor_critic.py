@@ -301,7 +301,7 @@ def test_last_step_bootstraps_only_if_truncated(replayed):
 
 
 def test_targets_of_replayed_steps_have_no_gradient(replayed):
-  """So features of a LAST step, whose value only bootstraps, get none."""
+  """Features of a LAST step, whose value only bootstraps, therefore get none."""
   sequence, gradient, arguments = replayed
   _, (_, by_features, _) = gradient(*arguments, sequence.discount)
   last = np.asarray(sequence.step_type == 2)

@@ -236,7 +236,7 @@ def test_explain_gives_the_same_action_and_all_log_probs(make_dreamer, explained
 
 
 def test_explain_gives_the_empowerment_of_the_step(explained):
-  """By parameters that acting needs for nothing else; the action stays the same."""
+  """Its parameters are not needed for acting, and the action stays the same."""
   np.testing.assert_allclose(
     explained[0].extras['intrinsic']['empowerment'], np.full(3, 1.25), rtol=1e-6
   )
@@ -255,7 +255,7 @@ def test_parallel_environments_are_independent(make_dreamer, make_params, act, a
 
 @pytest.mark.parametrize('env', ['masked', 'continuous'])
 def test_training_infers_latents_and_likelihoods_of_acting(quiet_dreamer, episode, env):
-  """From a stored state, also within an episode, without noise in either."""
+  """Both begin with a stored state, also within an episode, and neither has noise."""
   dreamer = quiet_dreamer(env)
   params, sequence, states, decisions = episode(dreamer, True)
   keys = jax.random.split(jax.random.key(0), 3)

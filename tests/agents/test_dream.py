@@ -27,7 +27,7 @@ def dreamer(make_dreamer):
 
 @pytest.fixture(scope='module')
 def starts(dreamer):
-  """As `dream.starts`, compiled once for each number of steps."""
+  """The function `dream.starts`, compiled once for each number of steps."""
 
   @functools.cache
   def compiled(num_steps, even):
@@ -612,7 +612,7 @@ def largest(tree):
 def test_actor_and_critic_have_gradients_from_imagination(
   params, slow_critic, start, rollout, policy_gradient, trained
 ):
-  """Also where the outputs of both are 0, as they are or almost are in the beginning."""
+  """They have gradients also where the outputs of both are 0, or almost, as in the beginning."""
   params = dict(params)
   if not trained:
     zero = lambda head: (

@@ -81,7 +81,7 @@ def test_input_of_no_width_has_no_tower():
 
 
 class Concatenate(nn.Module):
-  """In place of an MLP: concatenates its inputs."""
+  """Concatenates its inputs, in place of an MLP."""
 
   activation: str = 'tanh'
   dtype: object = jnp.float32

@@ -308,7 +308,7 @@ def test_huge_error_costs_only_its_logarithm():
 
 
 def test_change_of_a_number_that_was_copied_for_long_has_a_gradient():
-  """Also if its logits have followed; a clipped likelihood would have none."""
+  """It has one also if its logits have followed; a clipped likelihood would have none."""
   levels = np.full((2, 9), -10.0)
   levels[:, 0] = 0
   stays = outputs(gate=10.0, bits=(-10.0,) * 3, levels=levels)

@@ -56,7 +56,7 @@ compiled = {}
 
 
 def features_from(made):
-  """As `make_features`, made once for each dreamer."""
+  """The function `make_features`, made once for each dreamer."""
   if id(made) not in compiled:
     compiled[id(made)] = make_features(made)
   return compiled[id(made)]
@@ -426,7 +426,7 @@ def test_played_steps_name_what_is_open(make_params):
 
 
 def test_workspace_is_foreseen_with_its_environment(dreamer, params):
-  """As any agent, by `watch --dream`; `test_examination.py` and `test_fidelity.py` have one, too."""
+  """`watch --dream` needs this; `test_examination.py` and `test_fidelity.py` have a workspace, too."""
   observation, *_ = observations_of(0, 8)
   foreseen = jax.eval_shape(
     dreamer.agent.foresee, params, jax.random.key(5), observation, np.zeros(8, np.int32), 2

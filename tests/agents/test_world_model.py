@@ -198,7 +198,7 @@ def test_stored_state_is_read_by_sequences_that_begin_within_an_episode(sequence
 
 
 def test_sequence_model_reads_no_latents_without_images(sequence, judged):
-  """Without images z tells nothing that the numbers do not; with them see the images below."""
+  """Without images z has no information beyond the numbers; a test below has images."""
   one, other = (judged(sequence, keys).posterior.latent for keys in (KEYS, OTHER_KEYS))
   assert (one.stochastic != other.stochastic).any()
   np.testing.assert_array_equal(one.deterministic, other.deterministic)
@@ -647,7 +647,7 @@ def test_bfloat16_latents_have_float32_losses_and_gradients(
 
 
 def test_prior_reads_the_previous_action_and_numbers(model, params):
-  """So what follows from them for certain is as certain to the prior as to the decoder."""
+  """Prior and decoder are then equally certain of what follows from these inputs."""
   state = jnp.full((4, 8), 0.3)
   previous = jnp.zeros((4, 4 + 16)).at[1, 0].set(1.0).at[2, 3].set(1.0).at[3, 4 + 7].set(1.0)
   priors = jax.jit(model.rssm.prior)(params, state, previous, jnp.zeros(4, bool))
@@ -735,7 +735,7 @@ def test_loss_gives_the_moments_that_statistics_follow(model, params, sequence, 
 
 
 def test_features_hold_memory_inputs_of_the_numbers_and_of_the_transition(make_dreamer):
-  """Also the view of the numbers, as observed; not the stochastic state, without an image."""
+  """They also hold the observed view of the numbers, but without images no stochastic state."""
   spec = environment.ViewSpec((3,), np.float32, -4, 4, lambda x: jnp.square(x[1:]))
   config = make_dreamer('masked').config
   model = dreamer_agent.make_dreamer(config, spec, specs.DiscreteArray(3)).model

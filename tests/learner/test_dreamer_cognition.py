@@ -232,7 +232,7 @@ def test_metrics_of_survival_are_computed_from_the_batch(dreamer, one_device):
   assert metrics['actor_critic/survival_advantage'] > 0
 
 
-def test_empowerment_is_paid_as_a_share_and_scaled(dreamer, one_device):
+def test_reward_of_empowerment_is_a_share_and_scaled(dreamer, one_device):
   """Its head has had one update by random inputs, so the share is small."""
   metrics = one_device.begin().step(make_batch(dreamer))
   assert 0 < abs(metrics['intrinsic/empowerment']) < 0.2

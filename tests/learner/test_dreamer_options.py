@@ -57,7 +57,7 @@ def test_wide_priors_hide_disagreement_only_from_the_clean_novelty(dreamer, one_
 
 
 def test_value_loss_does_not_pool_over_the_end_of_an_episode():
-  """Without a bootstrap, all that steps after a LAST step could read of it is salience's context."""
+  """Without a bootstrap, later steps could read a LAST step only through salience's context."""
   dreamer = make_dreamer(window=3)
   learner = dreamer_update.make_update(dreamer, RATES)
   state = jax.eval_shape(learner.init, jax.random.key(0))

@@ -241,7 +241,7 @@ def test_advantages_are_scaled_and_weighted():
 
 
 def test_novelty_beyond_its_mean_over_dreams_is_the_reward_of_its_critic():
-  """An agent that is paid for every step would not finish an episode."""
+  """An agent that is rewarded at every step would not finish an episode."""
   zeros = np.zeros((2, 2))
   rewards = {TASK: zeros, NOVELTY: [[0, 0], [1.0, 3.0]]}
   values = {TASK: zeros, NOVELTY: zeros}
@@ -267,8 +267,8 @@ def survival_of(vitals, discount):
   return jnp.concatenate([jnp.zeros_like(reward[:1]), reward])
 
 
-def test_imagined_survival_is_paid_and_scaled_and_death_costs():
-  """Four rollouts: one eats, one does not, one starves on, one is caught. Nothing else is paid."""
+def test_imagined_survival_is_rewarded_and_scaled_and_death_costs():
+  """Four rollouts: one eats, one does not, one starves on, one is caught. There is no other reward."""
   names = (TASK, NOVELTY, survival.NAME)
   zeros = {name: np.zeros((2, 4)) for name in names}
   vitals = np.full((2, 4, 2), 0.5, np.float32)
@@ -301,7 +301,7 @@ def test_constant_survival_keeps_its_sign_in_returns():
 
 
 def test_explorer_leaves_environments_once_real_returns_differ(dreamer, one_device):
-  """And only then the advantages of the task count."""
+  """Only from then on do the advantages of the task count."""
   batch = make_batch(dreamer)
   alike = batch._replace(
     reward=np.where(batch.step_type == dm_env.StepType.FIRST, 0, -1).astype(np.float32),

@@ -56,7 +56,7 @@ def world():
 
 
 def make_dreamer(world):
-  """With one member, and so without novelty."""
+  """The model has one member, and so no novelty."""
   sizes = tiny.DREAMER | {'horizon_max': 2, 'ensemble_size': 1}
   config = dreamer_config.DreamerConfig(**sizes, warm_up_updates=0, unimix=0.3)
   return dreamer_agent.make_dreamer(config, world.observation_spec, world.action_spec)

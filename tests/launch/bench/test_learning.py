@@ -250,7 +250,7 @@ def test_bad_input_is_named(capsys, tmp_path, arguments, expected):
 
 @pytest.fixture(scope='module')
 def one_device():
-  """For the runs that a bench of this process starts."""
+  """Makes runs that a bench of this process starts run on one device."""
   with pytest.MonkeyPatch.context() as patch:
     patch.delenv('XLA_FLAGS', raising=False)
     yield

@@ -45,13 +45,13 @@ def test_broken_environment_is_diagnosed(kind, names, cause):
 
 @pytest.fixture
 def without_probes(monkeypatch):
-  """As if probes explained all."""
+  """Replaces the probes by a result that explains everything."""
   perfect = lambda inputs, targets: np.ones(targets.shape[1], np.float32)
   monkeypatch.setattr(environment_checks.probe, 'explained', perfect)
 
 
 class Poor(catch.Catch):
-  """Pays nothing."""
+  """All rewards are 0."""
 
   def step(self, key, state, action):
     state, timestep = super().step(key, state, action)

@@ -403,7 +403,7 @@ def test_second_interrupt_kills_at_once(make):
 
 
 def test_signal_that_arrives_twice_counts_once(make):
-  """As from `timeout`, which signals its child and then its group."""
+  """`timeout` does this: it signals its child and then its group."""
   events = []
 
   def on_event(event):

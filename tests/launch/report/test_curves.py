@@ -257,7 +257,7 @@ def test_truncated_last_line_is_not_read(tmp_path):
   assert curves.make([folder]).markdown == before
 
 
-def test_damaged_line_is_left_out_and_said(tmp_path, capsys):
+def test_damaged_line_is_left_out_and_reported(tmp_path, capsys):
   folder = write_run(tmp_path / 'a', [(0, 0.0), (100, 1.0)])
   before = curves.make([folder])
   with open(folder / 'metrics' / 'evaluator.jsonl', 'ab') as file:
