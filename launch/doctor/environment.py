@@ -131,7 +131,7 @@ def of_streams(streams: streams_lib.Streams, max_steps: int) -> list[check_lib.C
     check_lib.note(PART, 'return of a random episode', _mean(streams.returns)),
     check_lib.note(PART, 'length of a random episode', _mean(streams.lengths)),
     check_lib.judge(
-      PART, 'early terminations marked as truncated',
+      PART, 'early ends marked as truncated',
       _mean(early),
       below=0.0,
       cause='episodes end early with a discount of 1, so that values go on beyond their end',

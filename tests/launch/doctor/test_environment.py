@@ -61,7 +61,7 @@ class Poor(catch.Catch):
 @pytest.mark.parametrize(
   ('kind', 'name', 'cause'),
   [
-    (broken.Endless, 'early terminations marked as truncated', 'with a discount of 1'),
+    (broken.Endless, 'early ends marked as truncated', 'with a discount of 1'),
     (broken.Beyond, 'contract', 'the spec says 0 to 1, it is 7'),
     (Poor, 'rewarded steps per thousand', 'the random policy finds no reward at all'),
   ],
