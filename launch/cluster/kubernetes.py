@@ -49,7 +49,7 @@ _QUANTITY = re.compile(r'\d+(\.\d+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?')
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-  """Options of the manifests besides hosts and config.
+  """Options of the manifests in addition to hosts and config.
 
   Attributes:
     name: name of the run; every object's name begins with it.

@@ -339,12 +339,12 @@ def frame(
       *parts, named, '', _curves(reports, width - LABEL - 12), '', _distribution_table(answered)
     )
   half = width // 2 - 2
-  beside = rich.table.Table.grid(padding=(0, 2), expand=True)
-  beside.add_column(width=half)
-  beside.add_column(width=half)
+  columns = rich.table.Table.grid(padding=(0, 2), expand=True)
+  columns.add_column(width=half)
+  columns.add_column(width=half)
   right = rich.console.Group(_curves(reports, half - LABEL - 12), '', _distribution_table(answered))
-  beside.add_row(named, right)
-  return rich.console.Group(*parts, beside)
+  columns.add_row(named, right)
+  return rich.console.Group(*parts, columns)
 
 
 def _curves(reports: Sequence[dict[str, Any]], width: int) -> rich.text.Text:

@@ -1,7 +1,7 @@
 """Updates of an agent with all of cognition, on one and on eight devices.
 
 It has every part that an update may have, so it is also the one whose updates on several devices are
-compared: memory, survival, empowerment and a workspace besides what all agents have.
+compared: memory, survival, empowerment and a workspace, in addition to what all agents have.
 """
 
 import jax
