@@ -1,7 +1,7 @@
 # The commands of this project, on a machine with python3, make and a C library.
 #
 #   make train [ARGS='--env catch']    trains; see `hephaestus train --help`
-#   make test                          runs the tests, then those of the core
+#   make test                          runs the tests, then `make test-core`
 #   make test PYTEST_ARGS='-k dream'   runs some of the tests
 #   make test-core                     runs tests of the core, on Python 3.12 and current JAX
 #   make test-faults                   kills real runs, which must resume; takes some minutes
@@ -10,7 +10,7 @@
 #   make clean                         removes what make put here; runs stay
 #
 # Each first fetches what it lacks: uv into .tools/, Python 3.10 where the machine has none, and the
-# locked packages into .venv/, those of the core into .venv-core/. EXTRAS='cuda envs' adds those of
+# locked packages into .venv/, or .venv-core/ for test-core. EXTRAS='cuda envs' adds extras of
 # pyproject.toml to a training run.
 
 PYTHON ?= python3
@@ -58,9 +58,9 @@ endif
 # One process, without Reverb, Launchpad and TensorFlow, which have no wheels for this Python.
 CORE := .venv-core
 CORE_PYTHON ?= 3.12
-# Else pyenv, where there is one, hides all versions but that of .python-version.
+# Otherwise pyenv, if it is installed, shows only the version of .python-version.
 WITH_CORE := PYENV_VERSION=$(CORE_PYTHON)
-# Those of what is different there: no Reverb, replay in device memory, and another JAX, which compiles
+# These test the differences there: no Reverb, replay in device memory, and another JAX, which compiles
 # fused runs of both agents, and the first section of `bench accelerator`.
 CORE_TESTS := $(addprefix tests/,launch/run/test_without_distributed.py launch/run/test_host_in_one_process.py \
   learner/test_bench.py learner/test_stepped.py \

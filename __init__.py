@@ -1,6 +1,6 @@
 """World-model reinforcement learning in JAX: in one compiled process, or distributed over Reverb.
 
-This folder is the package: setuptools installs it as `hephaestus` and each folder beside this file
+This folder is the package: setuptools installs it as `hephaestus` and each folder next to this file
 as a sub-package, so `agents/dreamer/dream.py` is `hephaestus.agents.dreamer.dream`.
 
 The names below are the Python interface (docs/python.md); each is imported when it is first used.

@@ -97,7 +97,7 @@ def install_by_urllib(folder):
 
 
 class Links(html.parser.HTMLParser):
-  """Collects the links of a package index's page of one package, without those of yanked files.
+  """Collects the links to files on a package's page of an index, except to yanked files.
 
   Attributes:
     addresses: URLs, as the page has them: possibly relative.

@@ -264,7 +264,7 @@ def override(
       'replay.strata[0].max_size=256' or
       'replay.strata=[{name: episodic, max_size: 50000, share: 1.0}]'.
     content: values of a configuration file, nested or by path, without `agent_name`; they are
-      replaced before those of `assignments`.
+      applied before `assignments`.
 
   Raises:
     ValueError: a key is unknown (the message has the nearest known ones), or a value is invalid.

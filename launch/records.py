@@ -64,9 +64,10 @@ class AgentRecord(abc.ABC):
     can_fuse: whether the agent can train in one process (`--fused`), with environments in JAX, update and
       the replay of an off-policy agent in one compiled program. `learner_class` then needs a field
       `fused`, and the update of an on-policy agent is a `loop.FusedUpdate`.
-    free_keys: config keys, by path, that may change when a run resumes, beside `config.FREE`.
-    indifferent_keys: config keys, by path, that do not influence a learning curve, beside those of
-      all agents; `report` shows runs that differ only in these and the seed as one curve.
+    free_keys: config keys, by path, that may change when a run resumes, in addition to `config.FREE`.
+    indifferent_keys: config keys, by path, that do not influence a learning curve, in addition to
+      those that all agents have; `report` shows runs that differ only in these and the seed as one
+      curve.
     shown: label -> name of a metric of the learner, shown on the progress line.
   """
 

@@ -11,7 +11,7 @@ PREFIX = 'error in your code: '
 def line(error: BaseException) -> str | None:
   """Describes an error by its message, its type and the innermost frame of the user's own code.
 
-  If it was raised from another error, or while one was handled, TYPE and frame are those of the
+  If it was raised from another error, or while one was handled, TYPE and frame come from the
   earliest error with such a frame.
 
   Returns:

@@ -68,7 +68,7 @@ class Status(NamedTuple):
 
 
 class Footprint(NamedTuple):
-  """Bytes that an update holds on one device, besides the train state.
+  """Bytes that an update holds on one device, without the train state.
 
   Attributes:
     steps: bytes of the steps of one batch.

@@ -47,14 +47,14 @@ class Deaf(catch.Catch):
 
 
 class Blind(catch.Catch):
-  """The observation leaves out the ball, and so what is paid."""
+  """The observation leaves out the ball, so it does not determine the reward."""
 
   def _observe(self, state):
     return super()._observe(_hidden(self, state))
 
 
 class Forgetful(catch.Catch):
-  """The ball is seen at the first step alone: a task for a memory."""
+  """Only the first observation shows the ball, so the task needs memory."""
 
   def _observe(self, state):
     hidden = super()._observe(_hidden(self, state))
@@ -62,7 +62,7 @@ class Forgetful(catch.Catch):
 
 
 class Endless(catch.Catch):
-  """The ball falls one or two rows; every end is called a time limit."""
+  """The ball falls one or two rows; every end is marked as a truncation."""
 
   def step(self, key, state, action):
     fast = jax.random.bernoulli(key) & (state.ball_row < self.rows - 2)

@@ -3,12 +3,12 @@
   python tests/chaos.py [--minutes 20] [--period 15] [--steps 20000] [--shards 1] [--seed 0] [--run DIR]
 
 A run of tiny networks on a small `catch` is trained on this machine. Every PERIOD seconds a node
-chosen at random is killed (-9), or frozen (SIGSTOP) for 30 s. After so many MINUTES it is left alone
-until it has collected its STEPS. Then, as a table and an exit code: whether it ended well; the
-updates lost by each kill of the learner; whether replay restarted with the content of its last
-checkpoint; whether an environment step in the metrics of a node is below one before it, also below
-those of a killed learner whose rows were dropped; whether the run took its STEPS and hardly more;
-left-over processes and ports; growth of the memory of each node.
+chosen at random is killed (-9), or frozen (SIGSTOP) for 30 s. After so many MINUTES the kills end, and
+the run continues until it has collected its STEPS. A table and the exit code then report whether it
+ended well; the updates lost by each kill of the learner; whether replay restarted with the content of
+its last checkpoint; whether an environment step in the metrics of a node is below an earlier one,
+dropped rows of a killed learner included; whether the run took hardly more than its STEPS; left-over
+processes and ports; and the growth of each node's memory.
 
 While replay, or a shard of it, is restarted after a kill, learner and actor are frozen, so that what
 it holds can be compared with its checkpoint before anything is added.
@@ -42,7 +42,7 @@ from hephaestus.replay import connection, contents  # noqa: E402
 OTHERS = ('learner', 'actor-0', 'evaluator')  # than replay
 FREEZE_SECONDS = 30.0
 WARM_UP_SECONDS = 120.0  # of a process, in which it compiles and fills its buffers
-CALM_SECONDS = 1800.0  # at most, until a run that is left alone ends
+CALM_SECONDS = 1800.0  # longest time from the last kill to the end of the run
 CHECKPOINT_UPDATES = 100
 LOG_PERIOD = 10
 MOST_SLOPE = 1.0  # MB per minute
@@ -122,7 +122,7 @@ class Run:
     return 0 if row is None else row[key] or 0
 
   def resumed(self) -> list[int]:
-    """The steps at which learners have begun or gone on, one for each that came so far."""
+    """The steps at which each learner so far has begun or resumed."""
     log = self.folder / 'logs' / 'learner.log'
     lines = log.read_text(errors='replace').splitlines() if log.exists() else []
     words = [
@@ -186,7 +186,7 @@ class Chaos:
       self._note(name, 'killed', 'restarted')
 
   def tick(self) -> None:
-    """Wakes who has been frozen for long enough, and learns what kills have cost."""
+    """Continues processes that were frozen for long enough, and records what kills have cost."""
     for pid, until in list(self._frozen.items()):
       if time.monotonic() >= until:
         self._signal(pid, signal.SIGCONT)
@@ -202,7 +202,7 @@ class Chaos:
         self.events[place][-1] = f'resumed at step {resumed[learners]:,}, {lost} updates lost'
 
   def wake(self) -> None:
-    """Wakes all who are frozen."""
+    """Continues all frozen processes."""
     for pid in self._frozen:
       self._signal(pid, signal.SIGCONT)
     self._frozen.clear()
@@ -211,7 +211,7 @@ class Chaos:
     """Adds what is still missing to the failures."""
     self.tick()
     for place, _, _ in self._pending:
-      self.failures.append(f'no learner came after that of event {place + 1}')
+      self.failures.append(f'the learner of event {place + 1} was not restarted')
     # A kill in the midst of a save costs what was done while it was written as well.
     for lost in self.lost:
       if lost > CHECKPOINT_UPDATES + 2 * LOG_PERIOD:
@@ -263,7 +263,7 @@ class Chaos:
 
 
 def setbacks(run: Run) -> list[str]:
-  """Rows of metrics whose environment step is below that of a row before, dropped or not."""
+  """Rows of metrics whose environment step is below an earlier row's, dropped or not."""
   found = []
   curves = {'learner, as it was seen,': [step for _, step in run.curve]}
   for node in OTHERS:

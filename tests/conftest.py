@@ -33,7 +33,7 @@ def pytest_configure(config):
     signal.signal(signal.SIGINT, signal.default_int_handler)
   if cache := getattr(config, 'cache', None):
     if sys.dont_write_bytecode:
-      # Else every process compiles all of TensorFlow and JAX, which takes ten seconds of a core.
+      # Without it every process compiles all of TensorFlow and JAX, which takes ten seconds of a core.
       sys.dont_write_bytecode = False
       sys.pycache_prefix = str(cache.mkdir('bytecode'))
       os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
@@ -106,7 +106,7 @@ def survivors_not_scanned():
 
 @pytest.fixture
 def full_optimization(monkeypatch):
-  """For programs that run for minutes, or whose text is read; also in processes started meanwhile."""
+  """Serves programs that run for minutes, or whose text is read, also in child processes."""
   import jax
 
   before = jax.config.read('jax_disable_most_optimizations')

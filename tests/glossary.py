@@ -76,32 +76,14 @@ BANNED = {
   r'begins? to draw|stops? drawing|draws? uniformly': SAMPLED,
   r'drawn (?:at random|anew|without replacement|uniformly|from)': SAMPLED,
   r'(?:begin|start|restart)(?:s|ning|ed|ing)?(?: \w+)? anew|began anew': 'restarts, or is reset',
-}
-# Terms that only these folders and documents have got rid of.
-PLAIN = (
-  'actors',
-  'agents',
-  'learner',
-  'replay',
-  'docs/agents.md',
-  'docs/cognition.md',
-  'docs/environments.md',
-)
-BANNED_IN_PLAIN = {
   'beside': 'next to, with, in addition to, or compared with',
   'alone': 'only, by itself, or without',
   '(?:that|those) of': 'the noun again, or another sentence',
 }
-
-
-def _compiled(banned: dict[str, str]) -> list[tuple[re.Pattern[str], str]]:
-  return [
-    (re.compile(rf'(?<![\w-])(?:{term})(?![\w-])'.replace(' ', r'\s+'), re.I), instead)
-    for term, instead in banned.items()
-  ]
-
-
-TERMS, PLAIN_TERMS = _compiled(BANNED), _compiled(BANNED | BANNED_IN_PLAIN)
+TERMS = [
+  (re.compile(rf'(?<![\w-])(?:{term})(?![\w-])'.replace(' ', r'\s+'), re.I), instead)
+  for term, instead in BANNED.items()
+]
 # Nouns that are clauses; a question may begin like this.
 OPENING = re.compile(
   r'(?:\A|(?<=[.!?:]\s)|(?<=\n\n))\s*(?:[*-]\s+)?\**((?:What|Whatever|Who|Of)\s)[^?]*?(?:[.!;:](?:\s|$)|\Z)'
@@ -116,11 +98,11 @@ class Finding(NamedTuple):
   instead: str
 
 
-def check(text: str, *, plain: bool = False) -> list[Finding]:
-  """Finds banned terms in prose, with `plain` also BANNED_IN_PLAIN; code between backticks is skipped."""
+def check(text: str) -> list[Finding]:
+  """Finds banned terms in prose; code between backticks is skipped."""
   text = re.sub(r'`[^`]*`', lambda code: re.sub(r'\S', '`', code[0]), text)
   found = []
-  for pattern, instead in PLAIN_TERMS if plain else TERMS:
+  for pattern, instead in TERMS:
     for match in pattern.finditer(text):
       found.append((match.start(), match[0], instead))
   for match in OPENING.finditer(text):
@@ -135,12 +117,11 @@ def check_file(root: pathlib.Path, path: pathlib.Path) -> list[Finding]:
   """Finds banned terms in one file of the checkout, lines counted from 1."""
   text = (root / path).read_text()
   texts = _markdown(text) if path.suffix == '.md' else _python(text)
-  plain = path.parts[0] in PLAIN or str(path) in PLAIN
   return sorted(
     {
       finding._replace(line=finding.line + first)
       for first, part in texts
-      for finding in check(part, plain=plain)
+      for finding in check(part)
     }
   )
 

@@ -112,9 +112,9 @@ def _entry_imports(imports: dict[str, set[str]]) -> dict[str, set[str]]:
       pairs = list(zip(source, sink, strict=False))
       shared = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
       if shared < len(pairs):
-        beside = '.'.join(sink[: shared + 1])
-        graph['.'.join(source[: shared + 1])].add(beside)
-        graph.setdefault(beside, set())
+        sibling = '.'.join(sink[: shared + 1])
+        graph['.'.join(source[: shared + 1])].add(sibling)
+        graph.setdefault(sibling, set())
   return dict(graph)
 
 

@@ -1,4 +1,4 @@
-"""The wheel: its files, and running it beside other packages and modules of common names."""
+"""The wheel: its files, and running it next to other packages and modules of common names."""
 
 import hashlib
 import os
@@ -61,7 +61,7 @@ def test_sdist_holds_the_code(built):
   assert code <= packed and {'pyproject.toml', 'README.md', 'LICENSE'} <= packed
 
 
-def test_version_is_that_of_the_package(capsys):
+def test_version_is_the_packages(capsys):
   with pytest.raises(SystemExit) as ended:
     main.parse(['hephaestus', '--version'])
   assert ended.value.code == 0
@@ -174,7 +174,7 @@ def fresh(wheel, tmp_path):
 
 
 @pytest.mark.slow
-def test_installed_wheel_trains_beside_openai_agents(fresh, workplace):
+def test_installed_wheel_trains_next_to_openai_agents(fresh, workplace):
   def run(*command, folder):
     arguments = [str(fresh / command[0]), *command[1:]]
     ran = subprocess.run(arguments, cwd=folder, env=environment(), capture_output=True, text=True)

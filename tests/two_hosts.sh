@@ -16,7 +16,7 @@ for tool in ip nft sshd ssh-keygen python3; do
     "openssh-server python3"
   exit 2
 done
-[ "$(id -u)" = 0 ] || { echo 'two_hosts: must be run by root, who alone may make hosts'; exit 2; }
+[ "$(id -u)" = 0 ] || { echo 'two_hosts: must be run by root, because only root may make hosts'; exit 2; }
 command=${1:-$(cd "$(dirname "$0")/.." && pwd)/.venv/bin/hephaestus}
 folder=$(mktemp -d)
 tiny="$(cd "$(dirname "$0")" && python3 -c 'import tiny; print(*tiny.RUN)') learner.checkpoint_period=20
@@ -166,13 +166,13 @@ say "cut: learner at $before when the link was cut, at $after a minute later"
 wait_for cut $((after + 100))
 finish cut
 
-say 'a packet filter on both hosts that lets in port 22 alone, and a tunnel through ssh'
+say 'a packet filter on both hosts that lets in only port 22, and a tunnel through ssh'
 for name in one two; do filter $name; done
 hosts "$folder/hosts.yaml" true
 launch tunnel 1500
 wait_for tunnel 20
 reaches 22 || fail 'port 22 is not open'
-[ "$(packets one replay)" = 0 ] || fail 'something went for the port of replay beside the tunnel'
+[ "$(packets one replay)" = 0 ] || fail 'a packet reached the port of replay outside the tunnel'
 ! reaches 22001 || fail 'the port of replay is open'
 probes=$(packets one replay)
 [ "$probes" -gt 0 ] || fail 'the filter has not seen the connection to the port of replay'

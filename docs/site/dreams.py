@@ -1,4 +1,4 @@
-"""Makes docs/images/dreams.gif: episodes of four environments, each beside the dream of a short run.
+"""Makes docs/images/dreams.gif: episodes of four environments, each next to the dream of a short run.
 
   python docs/site/dreams.py RUNS    trains what is missing in the folder RUNS, then draws
 
@@ -106,7 +106,7 @@ def dream(name: str, runs: pathlib.Path) -> list[np.ndarray]:
 
 
 def tile(frame: np.ndarray, title: str) -> np.ndarray:
-  """Scales a frame of `videos.beside` to TILE pixels, below its title."""
+  """Scales a frame of `videos.comparison` to TILE pixels, below its title."""
   image = Image.new('RGB', (TILE[0], TILE[1] + TITLE), videos.BACKGROUND)
   font = ImageFont.load_default(13)
   ImageDraw.Draw(image).text((8, 5), title, videos.INK, font)

@@ -54,7 +54,7 @@ def find(root: pathlib.Path = pathlib.Path('/')) -> Machine:
   devices = root / 'dev'
   if any(devices.glob('accel[0-9]*')) or _tpu_chips():
     return Machine('tpu', importlib.util.find_spec('libtpu') is not None)
-  # CUDA's plugin registers itself there. So do those of other makers, whose devices are not detected.
+  # The plugin of CUDA registers itself there, as do plugins for devices that are not detected above.
   has_plugin = any(metadata.entry_points(group='jax_plugins'))
   return Machine('gpu' if (devices / 'nvidiactl').exists() else None, has_plugin)
 
@@ -63,12 +63,12 @@ def _tpu_chips() -> int:
   """Number of TPU chips by their PCI IDs, as JAX counts them: newer ones have no /dev/accel*."""
   try:
     vendors = (path.read_text().strip() for path in PCI.glob('*/vendor'))
-    if '0x1ae0' not in vendors:  # Google's; to import JAX takes seconds
+    if '0x1ae0' not in vendors:  # the ID of Google; spares the import of JAX, which takes seconds
       return 0
     from jax._src import hardware_utils
 
     return hardware_utils.num_available_tpu_chips_and_device_id()[0]
-  except (ImportError, AttributeError, OSError):  # a private function, and files of the kernel
+  except (ImportError, AttributeError, OSError):  # JAX may rename a private function
     return 0
 
 
@@ -84,13 +84,13 @@ def check(config: launch_config.ExperimentConfig, machine: Machine) -> None:
   Raises:
     ValueError: the run needs an accelerator, and no JAX package for one is installed.
   """
-  is_chosen = 'JAX_PLATFORMS' in os.environ  # somebody knows what JAX has
+  is_chosen = 'JAX_PLATFORMS' in os.environ  # the user has chosen JAX's platform
   if not config.accelerator or machine.is_usable or is_chosen:
     return
   lack = machine.lack or 'this machine has no accelerator that is known'
   raise ValueError(
     f'accelerator=true: {lack}; or train on the CPU, by --set accelerator=false, a new run by --preset '
-    'laptop. With JAX_PLATFORMS in the environment nothing is looked for'
+    'laptop. If the environment variable JAX_PLATFORMS is set, this check is skipped'
   )
 
 

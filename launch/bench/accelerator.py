@@ -24,9 +24,9 @@ from hephaestus.launch.files import metrics
 from hephaestus.launch.sweep import jobs
 
 _TRAINING = 60.0  # least seconds of training of a run; with less time left it is not started
-_RESERVE = 180.0  # seconds of a run beside its training: imports, compilation, last evaluation
-_PATIENCE = 600.0  # seconds beside its training, after which a run is killed
-_BATCHES, _HORIZONS = (64, 128, 512, 1024), (8, 15, 32)  # beside 256 and 64, of `full`
+_RESERVE = 180.0  # seconds that a run needs outside training: imports, compilation, last evaluation
+_PATIENCE = 600.0  # seconds outside training after which a run is killed
+_BATCHES, _HORIZONS = (64, 128, 512, 1024), (8, 15, 32)  # `full` itself has 256 and 64
 _FUSED = (
   'evaluator.period=1000000', 'evaluator.final_episodes=64', 'evaluator.greedy=false',
   'learner.log_period=5', 'tensorboard=false',

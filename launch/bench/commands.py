@@ -1,4 +1,4 @@
-"""`hephaestus bench`: the throughput of each part beside its limit."""
+"""`hephaestus bench`: the throughput of each part, compared with its limit."""
 
 import argparse
 import os
@@ -14,7 +14,7 @@ from hephaestus.launch.run import flags
 def add(commands: Any) -> None:
   """Adds the command `bench` and its sub-commands to the parser."""
   bench = commands.add_parser(
-    'bench', allow_abbrev=False, help='measure the throughput of a part beside its limit'
+    'bench', allow_abbrev=False, help='compare the throughput of a part with its limit'
   )
   targets = bench.add_subparsers(dest='target', required=True)
   for add_one in (
@@ -53,7 +53,7 @@ def _add_sizes(parser: argparse.ArgumentParser, size: str) -> None:
 
 
 def _add_env(targets: Any) -> None:
-  env = targets.add_parser('env', allow_abbrev=False, help='steps of environments per second')
+  env = targets.add_parser('env', allow_abbrev=False, help='environment steps per second')
   env.add_argument(
     '--env', nargs='+', default=['catch'], help='environments, each as of train (default: catch)'
   )
@@ -67,7 +67,7 @@ def _add_env(targets: Any) -> None:
 
 def _add_replay(targets: Any) -> None:
   replay = targets.add_parser(
-    'replay', allow_abbrev=False, help='sequences and parameters through replay servers'
+    'replay', allow_abbrev=False, help='sequences and parameters per second of replay servers'
   )
   replay.add_argument(
     '--env', default='catch', help='environment of the sequences (default: catch)'
@@ -82,26 +82,27 @@ def _add_replay(targets: Any) -> None:
   replay.add_argument('--stored', type=int, default=2048, metavar='N', help='sequences')
   replay.add_argument(
     '--sizes', type=int, nargs='+', metavar='N',
-    help="sequences stored, one size after the other: measures small sequences only, in Reverb and in a fused run's replay",
+    help='numbers of sequences to store: measures only small sequences, in Reverb and in a fused '
+    "run's replay, at each of these sizes",
   )  # fmt: skip
   _add_measured(replay)
 
 
 def _add_learner(targets: Any) -> None:
   learner = targets.add_parser(
-    'learner', allow_abbrev=False, help="the dreamer's update alone, beside its limit",
-    description='Measures the update of --size, or that of --preset with --env and --set.',
+    'learner', allow_abbrev=False, help="the dreamer's update, without actors and replay",
+    description='Measures the update of a model of --size, or of a run by --preset, --env and --set.',
   )  # fmt: skip
   _add_sizes(learner, 'laptop, 1m or full, without an environment')
   _add_config(learner)
   learner.add_argument('--boredom', type=float, nargs='+', default=[0.0, 1.0], metavar='B')
-  learner.add_argument('--phases', action='store_true', help='also measure its phases alone')
+  learner.add_argument('--phases', action='store_true', help='also measure each of its phases')
   _add_measured(learner)
 
 
 def _add_end_to_end(targets: Any) -> None:
   end_to_end = targets.add_parser(
-    'end-to-end', allow_abbrev=False, help='a whole run of the dreamer beside its parts alone'
+    'end-to-end', allow_abbrev=False, help='a whole run of the dreamer, compared with its parts'
   )
   _add_config(end_to_end)
   _add_measured(end_to_end, 180.0, 'after the warm-up')
@@ -114,7 +115,7 @@ def _add_learning(targets: Any) -> None:
     help='scores of agents on a suite of environments, one configuration for all',
     description='Trains each agent in each environment with each seed, one run on a core of its own, '
     'and appends a row for each to OUT/rows.jsonl. The same command again continues where it '
-    'stopped; once all rows are there, it prints the table alone.',
+    'stopped; once all rows are there, it only prints the table.',
   )
   learning.add_argument(
     '--environments', nargs='+', metavar='NAME', help='of the suite (default: all of it)'
@@ -148,7 +149,7 @@ def _add_learning(targets: Any) -> None:
   learning.add_argument(
     '--distributed',
     action='store_true',
-    help='runs of several processes; by default each is one, of an agent that can be fused',
+    help='train in several processes; by default each run is one process if its agent can be fused',
   )
   learning.add_argument('--json', action='store_true', help='print the rows instead of the table')
 
@@ -157,7 +158,7 @@ def _add_dreams(targets: Any) -> None:
   dreams = targets.add_parser(
     'dreams',
     allow_abbrev=False,
-    help='what a trained dreamer imagines beside what happens in its environment',
+    help='imagination rollouts of a trained dreamer, compared with its environment',
   )
   dreams.add_argument('run', type=pathlib.Path)
   dreams.add_argument(
@@ -199,7 +200,7 @@ def _add_accelerator(targets: Any) -> None:
   accelerator = targets.add_parser(
     'accelerator',
     allow_abbrev=False,
-    help='all that a GPU or TPU shall show, unattended, in one file',
+    help='run all benchmarks of a GPU or TPU unattended, and write one file',
     description='Measures section by section, and writes the file after each. The same command again '
     'continues with the sections that are missing or failed.',
   )
@@ -211,12 +212,12 @@ def _add_accelerator(targets: Any) -> None:
   accelerator.add_argument('--rehearse', action='store_true', help='smallest sizes, on the CPU')
 
 
-ALONE = 'bench learner, env, learning, dreams, scaling and accelerator need none of it'
+NEED_NONE = 'bench learner, env, learning, dreams, scaling and accelerator need none of it'
 LIMITS = {
   'env': 'the rate at which observations could be copied, by the bandwidth of copying measured here',
   'replay': 'the bandwidth of one thread that copies memory, measured here',
   'learner': 'the rate of a plain matrix product on this device, measured here',
-  'end-to-end': 'the update alone, and the unroll of the actors alone, measured after the run',
+  'end-to-end': 'an update without acting, and an unroll without learning, measured after the run',
   'scaling': 'the memory of a chip, which is one device',
 }
 """Sentence for each target of `bench` on the limit that its figures are compared with."""
@@ -243,7 +244,7 @@ def _bench(arguments: argparse.Namespace) -> int:
   from hephaestus.learner import bench as learner_bench
 
   if arguments.target in ('end-to-end', 'replay'):
-    packages.check_distributed(f'bench {arguments.target}', ALONE)
+    packages.check_distributed(f'bench {arguments.target}', NEED_NONE)
   measure = {
     'learner': _learner_figures,
     'end-to-end': _end_to_end_figures,
@@ -395,7 +396,7 @@ def _environment_figures(arguments: argparse.Namespace) -> Any:
     name: launch_config.override(presets.laptop(name), arguments.set) for name in arguments.env
   }
   if foreign:
-    raise ValueError(f'--set {foreign[0]}: bench env takes environment.KEY=VALUE alone')
+    raise ValueError(f'--set {foreign[0]}: bench env takes environment.KEY=VALUE only')
   makers = {name: config.make_environment for name, config in configs.items()}
   return environments.environments(
     makers, arguments.num_envs, arguments.seconds, of_actors=variables.ONE_THREAD
@@ -428,7 +429,7 @@ def _replay_figures(arguments: argparse.Namespace) -> Any:
 
 
 def _learner_work(arguments: argparse.Namespace) -> Any:
-  """The update to measure: that of a named size, or of a preset with an environment."""
+  """Returns the update to measure, by a named size, or by a preset and an environment."""
   from hephaestus.launch.agents import dreamer
   from hephaestus.learner import bench as learner_bench
 

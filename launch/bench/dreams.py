@@ -46,7 +46,7 @@ def dreams(
 
 
 def of_policy(policy: policy_lib.Policy, *, num_steps: int, seed: int) -> Result:
-  """As `dreams`, for the policy of a run of the dreamer that is already loaded."""
+  """Does the same as `dreams`, for a policy that is already loaded."""
   config, environment = policy.config.agent, policy.environment
   dreamer = policy.config.record.make(config, environment.observation_spec, environment.action_spec)
   length = min(MOST_STEPS, config.horizon_max)

@@ -1,4 +1,4 @@
-"""Throughput of a whole run beside that of its parts alone, with waiting and CPU times by process."""
+"""Throughput of a whole run, compared with its parts; waiting and CPU times by process."""
 
 import contextlib
 import itertools
@@ -24,7 +24,7 @@ from hephaestus.launch.run import parts as parts_lib
 from hephaestus.learner import bench
 
 _PATIENCE = 600.0  # seconds to warm up, and to stop
-_ALONE_SECONDS = 10.0  # longest measurement of a part alone
+_PART_SECONDS = 10.0  # longest measurement of one part
 _ENDLESS = 10**12  # environment steps
 _OUTPUT = 'output.txt'  # file with the launcher's output
 
@@ -33,9 +33,9 @@ def end_to_end(config: launch_config.ExperimentConfig, seconds: float) -> list[b
   """Starts a distributed run on this machine, measures it after its warm-up, and stops it.
 
   Waiting times, replay ratio and staleness are from the metrics of the learner and the actors. The
-  limits are measured afterwards: updates per second of the update alone, as by `bench learner` at
-  the run's mean boredom (which sets the imagination horizon), and environment steps per second of an
-  unroll alone.
+  limits are measured afterwards: updates per second without acting, as by `bench learner` at the
+  run's mean boredom (which sets the imagination horizon), and environment steps per second of an
+  unroll without learning.
 
   Args:
     config: config of the run; its number of environment steps is ignored.
@@ -190,7 +190,7 @@ def _figures(
     for row in rows
   ]
   waits = [_mean(rows, 'throttled_fraction') for rows in actors]
-  updates, unrolled = _alone(config, _mean(learner, 'intrinsic/boredom'), seconds)
+  updates, unrolled = _limits(config, _mean(learner, 'intrinsic/boredom'), seconds)
   name = f'run/{config.environment["name"]}'
   return [
     bench.Figure(f'{name}/updates', rate('learner_step'), 'updates/s', updates),
@@ -209,21 +209,21 @@ def _mean(rows: list[dict[str, Any]], key: str) -> float:
   return sum(row[key] * span for row, span in zip(rows[1:], spans, strict=True)) / sum(spans)
 
 
-def _alone(
+def _limits(
   config: launch_config.ExperimentConfig, boredom: float, seconds: float
 ) -> tuple[float, float]:
-  """Updates per second of the update alone, and environment steps per second of an unroll alone."""
+  """Updates per second without acting, and environment steps per second without learning."""
   parts = parts_lib.make_parts(config)
   agent_config, learner_config = dreamer.settings(config)
   work = bench.Work(
-    name='alone',
+    name='update',
     agent=agent_config,
     learner=learner_config,
     observation_spec=parts.environment.observation_spec,
     action_spec=parts.environment.action_spec,
     sequence_length=config.actor.sequence_length,
   )
-  seconds = min(seconds, _ALONE_SECONDS)
+  seconds = min(seconds, _PART_SECONDS)
   boredom = min(max(boredom, 0.0), 1.0)
   figures = {figure.name: figure.value for figure in bench.update(work, [boredom], seconds=seconds)}
   init_key, reset_key, key = jax.random.split(jax.random.key(0), 3)
@@ -234,4 +234,4 @@ def _alone(
     seconds,
   )
   steps = config.actor.num_envs * config.steps_per_sequence
-  return figures[f'learner/alone/boredom_{boredom:g}/updates'], steps / duration
+  return figures[f'learner/update/boredom_{boredom:g}/updates'], steps / duration

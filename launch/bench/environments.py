@@ -1,4 +1,4 @@
-"""Throughput of environments on this machine, beside its limit."""
+"""Throughput of environments on this machine, compared with its limit."""
 
 import contextlib
 import functools

@@ -37,7 +37,7 @@ _ENVIRONMENT = {
   'TPU_SKIP_MDS_QUERY': '1',  # no TPU VM is asked what it is
   'TPU_ACCELERATOR_TYPE': 'v4-8',
   'TPU_WORKER_HOSTNAMES': 'localhost',
-  'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',  # beside another process that compiles
+  'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',  # another process may compile, too
 }
 
 
@@ -55,7 +55,7 @@ def tpu(
 
   Returns:
     For each topology and program: the devices; seconds to lower and to compile; bytes of arguments,
-    outputs, temporaries, code and all together on one device, beside its memory; bytes that a device
+    outputs, temporaries, code and all together on one device, and its memory; bytes that a device
     gives to all-reduces and all-gathers, and the number of other collectives; the number of large
     products by the dtypes of their operands, of logarithms and exponentials by dtype, and of losses
     among the outputs by dtype.
@@ -84,7 +84,7 @@ def tpu(
 
 
 def check(names: Sequence[str]) -> None:
-  """Raises ValueError if a name is not that of a topology, or if libtpu is not installed."""
+  """Raises ValueError if a name is not a topology's, or if libtpu is not installed."""
   for name in names:
     if not _TOPOLOGY.fullmatch(name):
       raise ValueError(

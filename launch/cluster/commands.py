@@ -67,7 +67,7 @@ def _add_node_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--stay',
     action='store_true',
-    help='on a host with replay alone: keep serving when the run is over, until stopped',
+    help='on a host with only replay: keep serving when the run is over, until stopped',
   )
 
 
@@ -261,7 +261,7 @@ def _manifests(arguments: argparse.Namespace) -> int:
   )
   hosts = hosts_lib.load(pathlib.Path(arguments.hosts))
   config = _make_shared_config(arguments, hosts)
-  _launch_id(arguments, config)  # refuses what the pods would refuse
+  _launch_id(arguments, config)  # raises the errors that the pods would raise
   preflight.check_environment(config)
   text = manifests.to_yaml(manifests.make(hosts, config, options))
   if arguments.out is None:

@@ -1,6 +1,6 @@
 """Hosts files: which nodes of a run are on each host, where replay listens, how to reach each host.
 
-A slice of four TPU hosts beside two CPU hosts, one of which keeps replay:
+For example, a slice of four TPU hosts and two CPU hosts, one of which keeps replay:
 
     directory: hephaestus                  # on every host, relative to the home directory
     command: .venv/bin/hephaestus          # on every host
@@ -384,7 +384,7 @@ def to_yaml(hosts: Hosts) -> str:
   return yaml.safe_dump({'hosts': entries}, sort_keys=False)
 
 
-COMMON = ('directory', 'command')  # may stand beside `hosts`, for all of them
+COMMON = ('directory', 'command')  # next to `hosts`, these hold for all of them
 
 
 def _hosts(content: Any) -> Hosts:

@@ -49,7 +49,7 @@ _QUANTITY = re.compile(r'\d+(\.\d+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?')
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-  """Options of the manifests besides hosts and config.
+  """Options of the manifests in addition to hosts and config.
 
   Attributes:
     name: name of the run; every object's name begins with it.
@@ -331,7 +331,7 @@ class _Run:
         'namespaceSelector': {'matchLabels': {'kubernetes.io/metadata.name': 'kube-system'}},
         'podSelector': {'matchLabels': {'k8s-app': 'kube-dns'}},
       },
-      # Where each node has a cache of its own (NodeLocal DNSCache), and Cloud DNS of GKE.
+      # The address of NodeLocal DNSCache, a cache on each node, and of GKE's Cloud DNS.
       {'ipBlock': {'cidr': '169.254.20.10/32'}},
       {'ipBlock': {'cidr': '169.254.169.254/32'}},
     ]
@@ -420,14 +420,14 @@ class _Run:
     self, hosts: str, role: str, num_pods: int, *, actors: int = 0, claim: str | None = None
   ) -> Object:
     pod = self._pod(_Group(role=role, hosts=hosts, stop_seconds=30, actors=actors, claim=claim))
-    # Each pod on its own: one that failed for good ends no other.
+    # Each pod counts on its own, so one that failed for good ends no other.
     spec = self._job_spec(pod, num_pods, 'FailIndex', backoffLimitPerIndex=RESTARTS)
     return self._object('batch/v1', 'Job', hosts, role, spec=spec)
 
   def _job_spec(self, pod: Object, num_pods: int, refusal: str | None, **limits: int) -> Object:
     exit_code = {'containerName': 'hephaestus', 'operator': 'In', 'values': [2]}
-    refused = {'action': refusal, 'onExitCodes': exit_code}  # it would be refused again
-    # Drained, preempted or evicted.
+    refused = {'action': refusal, 'onExitCodes': exit_code}  # a restart fails again
+    # The pod was drained, preempted or evicted, which is no failure of the node.
     disrupted = {
       'action': 'Ignore',
       'onPodConditions': [{'type': 'DisruptionTarget', 'status': 'True'}],

@@ -18,7 +18,7 @@ from hephaestus.learner import profile as profile_lib
 def default_launch_id(config: launch_config.ExperimentConfig) -> int:
   """Derives a launch ID from the config, the same on all hosts: the environment steps of the run.
 
-  It differs from that of an earlier launch, because a resumed run must end at a later step.
+  It differs from the ID of an earlier launch, because a resumed run must end at a later step.
 
   Raises:
     ValueError: the run may end by time, so that two launches may have the same number of steps.
@@ -44,10 +44,10 @@ def names(hosts: hosts_lib.Hosts, host: hosts_lib.Host) -> list[str]:
 
 
 def check_stays(hosts: hosts_lib.Hosts, host: hosts_lib.Host) -> None:
-  """Raises ValueError if `host` has other nodes than replay, which alone may stay by --stay."""
+  """Raises ValueError if `host` has other nodes than replay, because --stay is only for replay."""
   if parts_lib.ENDING not in names(hosts, host):
     raise ValueError(
-      f'--stay: is for a host with replay alone, and {host.name} has more; leave it out'
+      f'--stay: is for a host with only replay, and {host.name} has more; leave it out'
     )
 
 
@@ -87,7 +87,8 @@ class HostPlace(NamedTuple):
     host: this host.
     launch_id: number of this launch, the same on all hosts.
     attached: whether heartbeats arrive through stdin; the nodes stop when the heartbeats do.
-    stays: whether replay, alone on this host, keeps serving after the run until it is stopped.
+    stays: whether replay keeps serving after the run until it is stopped; only for a host without
+      other nodes.
   """
 
   hosts: hosts_lib.Hosts

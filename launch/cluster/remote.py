@@ -296,7 +296,7 @@ class Launch:
     groups: list[list[_Connection]] = [[], [], []]
     for connection in self._connections:
       host = connection.host
-      # Processes of a learner end together, so all of them stop with the one that is beside replay.
+      # Processes of a learner end together, so all of them stop with the one on a host with replay.
       last = host.replay or (host.learner and any(each.learner for each in self._hosts.keepers))
       groups[2 if last else 1 if host.learner else 0].append(connection)
     for group in groups:

@@ -160,14 +160,14 @@ def of_predictions(
       MODEL, 'novelty of scrambled over real steps',
       np.mean(found.scrambled) / max(1e-6, np.mean(found.novelty)) if found.novelty.any() else None,
       above=1.0,
-      cause='members disagree no more about what was never seen: novelty is noise',
+      cause='members disagree no more about scrambled steps than about real ones: novelty is noise',
       remedy='train for longer, or use agent.novelty=information_gain and agent.ensemble_size=5',
     ),
     check_lib.judge(
       POLICY, 'error of values, relative',
       error / size if size > 1e-3 else None,
       below=0.5,
-      cause='values are not those of what the policy earns',
+      cause='values differ from the returns of the policy',
       remedy='see dreams below; lower learner.policy_learning_rate, or train for longer',
     ),
     check_lib.note(POLICY, 'mean value', _mean(found.value)),
@@ -186,18 +186,18 @@ def _of_rewards(
     for sign, group in ((1, higher), (-1, lower))
     if min(np.sum(group), np.sum(~group)) >= environment_checks.FEW
   ]
-  cause = 'the reward head has not learned what is paid'
+  cause = 'the reward head has not learned the rewards'
   remedy = 'train for longer, raise agent.reward_scale, or lower learner.model_learning_rate'
   if explained is not None and explained.reward is not None:
     assert explained.reward_early is not None
     if explained.reward_early > 0.05 + 2 * explained.reward:
-      cause = 'the reward depends on what was seen long before, which the model has lost'
+      cause = 'the reward depends on an early observation, which the model has lost'
       remedy = (
         'use longer sequences (actor.sequence_length) and agent.memory_steps, or agent.memory_size'
       )
     elif max(explained.reward, explained.reward_early) < 0.05:
-      cause = 'the observation does not show what is paid'
-      remedy = 'add to it what the reward depends on'
+      cause = 'the observation does not determine the reward'
+      remedy = 'add to the observation the quantities that the reward depends on'
   return [
     check_lib.judge(
       MODEL, 'rewarded steps told apart (area)', min(areas, default=None),
@@ -229,7 +229,7 @@ def of_dreams(found: fidelity.Summary) -> list[check_lib.Check]:
     check_lib.judge(
       DREAMS, 'P(continue) at ends, 1 step imagined', first.continues,
       below=0.5,
-      cause='dreams go on where episodes end',
+      cause='imagination continues where episodes end',
       remedy='train for longer, or show earlier in the observation what ends an episode',
     ),
     check_lib.judge(
@@ -241,7 +241,7 @@ def of_dreams(found: fidelity.Summary) -> list[check_lib.Check]:
     check_lib.judge(
       DREAMS, f'imagined over real reward of {last.steps} steps', ratio,
       above=0.5, below=2.0,
-      cause='the policy learns from rewards that the environment does not pay',
+      cause='the policy learns from rewards that the environment does not give',
       remedy='train for longer, or shorten agent.horizon_max',
     ),
   ]  # fmt: skip
@@ -260,8 +260,8 @@ def of_metrics(
     random_return: mean return of the random policy and its standard error; None where unknown.
 
   Returns:
-    A check of the newest return against the random policy's, if both are known; those of `of_rows`; and
-    one for each warning of `advice`.
+    A check of the newest return against the random policy's, if both are known; the checks of
+    `of_rows`; and one for each warning of `advice`.
 
   Raises:
     ValueError: a line of the metrics is damaged.

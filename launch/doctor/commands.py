@@ -42,7 +42,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
   )  # JAX reads it at import; a run may use the accelerators
   warnings.simplefilter('ignore')  # of the packages of environments
   if arguments.steps < 2_048:
-    raise ValueError(f'--steps {arguments.steps}: must be at least 2048, else chance decides')
+    raise ValueError(f'--steps {arguments.steps}: must be at least 2048, else noise dominates')
   flags.check_seed(arguments.seed)
   from hephaestus.actors import environments
   from hephaestus.launch.files import folder

@@ -123,15 +123,15 @@ def of_streams(streams: streams_lib.Streams, max_steps: int) -> list[check_lib.C
   flat = streams.observation.reshape(-1, streams.observation.shape[-1])
   return [
     check_lib.judge(
-      PART, 'rewarded steps of a thousand', 1000 * rewarded.sum() / max(1, follows.sum()),
+      PART, 'rewarded steps per thousand', 1000 * rewarded.sum() / max(1, follows.sum()),
       above=1e-3,
       cause='the random policy finds no reward at all',
-      remedy='keep agent.novelty_scale above 0, raise --steps, or pay for a part of the task',
+      remedy='keep agent.novelty_scale above 0, raise --steps, or reward a part of the task',
     ),
     check_lib.note(PART, 'return of a random episode', _mean(streams.returns)),
     check_lib.note(PART, 'length of a random episode', _mean(streams.lengths)),
     check_lib.judge(
-      PART, 'early ends called a time limit',
+      PART, 'early ends marked as truncated',
       _mean(early),
       below=0.0,
       cause='episodes end early with a discount of 1, so that values go on beyond their end',
@@ -195,7 +195,7 @@ def of_probes(explained: Explained) -> list[check_lib.Check]:
       PART, 'variance explained by the action', max(gains),
       above=0.02,
       cause='actions change neither the next observation nor the reward'
-      + ('; those of the step before do' if late > MOST_LATE else ''),
+      + ('; the actions of the step before do' if late > MOST_LATE else ''),
       remedy='check that step() uses the action that it is given',
     ),
     check_lib.judge(
@@ -207,8 +207,8 @@ def of_probes(explained: Explained) -> list[check_lib.Check]:
     check_lib.judge(
       PART, 'variance of rewards explained', best,
       above=0.05,
-      cause='the observation does not show what is paid',
-      remedy='add to it what the reward depends on',
+      cause='the observation does not determine the reward',
+      remedy='add to the observation the quantities that the reward depends on',
     ),
     check_lib.note(
       PART, 'more by the first observation',

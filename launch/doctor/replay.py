@@ -65,7 +65,7 @@ def of_states(
     steps, or has too few sequences.
   """
   config = policy.config
-  # With a context of several steps, the steps before a sequence are known in one case alone.
+  # The stored state includes the steps before a sequence only if the context is of one step.
   if not (config.fused and config.agent.stored_state and config.agent.window == 1):
     return []
   stored, order = device_replay.sequences(str(folder), parts_lib.make_parts(config).sequence_schema)

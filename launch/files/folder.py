@@ -194,7 +194,7 @@ def only_one(folder: pathlib.Path) -> Iterator[None]:
 def is_running(folder: pathlib.Path) -> bool:
   """Whether a launcher on this machine has locked the folder, i.e. trains the run; takes no lock."""
   try:
-    # By the inode alone: some file systems show another device here than there.
+    # Only inodes are compared, because some file systems report another device here than there.
     place = f':{(folder / LOCK).stat().st_ino} '
     return any(place in line for line in pathlib.Path('/proc/locks').read_text().splitlines())
   except OSError:

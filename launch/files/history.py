@@ -306,7 +306,7 @@ class History:
     Args:
       node: kind of node, one of NODES.
       metric: a key of its rows.
-      x: the x-axis, one of X_AXES; the learner step of an actor is that of its parameters.
+      x: the x-axis, one of X_AXES; an actor's learner step is the version of its parameters.
     """
     parts = []
     for name in self.names(node):
@@ -316,7 +316,7 @@ class History:
     return joined(parts) if parts else None
 
   def thinned(self, node: str, metric: str, x: str) -> Thinned | None:
-    """As `series`, reduced to at most POINTS positions; cached until there are new rows."""
+    """Returns `series`, reduced to at most POINTS positions; cached until there are new rows."""
     names = self.names(node)
     version = tuple((name, self._nodes[name].version) for name in names)
     if x == 'minutes':

@@ -179,7 +179,7 @@ class WandbLogger:
       reinit='create_new',  # a fused run has several nodes in one process
       dir=str(run_directory),
     )
-    # The step of wandb may not decrease, but that of a run does after a restore.
+    # The step of wandb may not decrease, but the step of a run does after a restore.
     self._run.define_metric('*', step_metric=steps_key)
     self._artifact = lambda kind: wandb.Artifact(
       re.sub(

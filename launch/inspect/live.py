@@ -47,7 +47,7 @@ def starts_of_replay(folder: pathlib.Path, name: str) -> list[dict[str, Any]]:
 
 
 class Inspection:
-  """Makes reports on the replay of a run, or on a replay server alone."""
+  """Makes reports on the replay of a run, or on a replay server whose run is not given."""
 
   def __init__(
     self, target: str, timeout_seconds: float = 4.0, *, read_seconds: float = float('inf')
@@ -55,8 +55,8 @@ class Inspection:
     """Parses the target, without calling the server yet.
 
     Args:
-      target: a run's folder, or HOST:PORT of a replay server. Numbers from the metrics of a run are
-        None for a server alone.
+      target: a run's folder, or HOST:PORT of a replay server; numbers that come from the metrics of
+        a run are then None.
       timeout_seconds: longest wait for an answer of the server.
       read_seconds: longest time to read the actors' metrics in one report; the next report
         continues from there.
@@ -166,9 +166,9 @@ class Inspection:
     """Statistics of the strata, computed without sampling, which would move the rate limiter.
 
     Every stratum drops its oldest sequences first, so it holds the newest ones. Its size gives
-    their age in steps, and the share that other strata hold, too. Versions are those of the
-    sequences that the learner sampled between its last two rows of metrics. Returns are from the
-    actors' metrics.
+    their age in steps, and the share that other strata hold, too. Versions are from the sequences
+    that the learner sampled between its last two rows of metrics. Returns are from the actors'
+    metrics.
     """
     folder, config, _ = self._target
     sizes = {name: row['size'] for name, row in report['tables'].items() if name != tables.PARAMS}

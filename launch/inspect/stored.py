@@ -56,8 +56,8 @@ class Stored(NamedTuple):
        'strata': {NAME: {'sequences', 'episodes', 'version', 'age_updates', 'age_steps',
                          'episode_return', 'shared'}}}
 
-      A stratum is a table of sequences. 'sequences' and 'episodes' are counts, 'version' is that of
-      the parameters that acted. It and the three after it are distributions, {'lowest', 'low' (5 %),
+      A stratum is a table of sequences. 'sequences' and 'episodes' are counts. 'version', of the
+      parameters that acted, and the three after it are distributions, {'lowest', 'low' (5 %),
       'median', 'high' (95 %), 'highest'} or None. Ages are in updates before the newest acting
       version, and in environment steps collected since. 'shared' is the share of sequences that all
       other strata hold, too.

@@ -12,9 +12,9 @@ class Target(NamedTuple):
   """A run, or a replay server without its run.
 
   Attributes:
-    folder: folder of the run; None for a server alone.
-    config: config of the run; None for a server alone.
-    address: HOST:PORT of a server alone; None for a run, whose address may change at each start.
+    folder: folder of the run; None for a server.
+    config: config of the run; None for a server.
+    address: HOST:PORT of a server; None for a run, whose address may change at each start.
   """
 
   folder: pathlib.Path | None

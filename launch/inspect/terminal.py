@@ -130,7 +130,7 @@ def cells(report: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def _table(report: dict[str, Any], width: int) -> rich.text.Text:
-  """Text with a line for each table, summed over shards, then those of each shard.
+  """Text with a line for each table, summed over shards, then a line for each table of each shard.
 
   Only a terminal of at least 100 columns has room for the counts of inserts and samples.
   """
@@ -244,7 +244,7 @@ def numbers(report: dict[str, Any]) -> dict[str, str]:
     named['environment steps'] = f'{report["environment_step"]:,}{of_them}'
   if report['parameter_version'] is not None:
     named['parameters'] = f'version {report["parameter_version"]:,}'
-  elif report['environment_step'] is None and tables.PARAMS in report['tables']:  # a server alone
+  elif report['environment_step'] is None and tables.PARAMS in report['tables']:  # no run
     published = report['tables'][tables.PARAMS]['inserted']
     named['parameters'] = (
       f'published {published:,} times; the version is unknown, since sampling it would change the '
@@ -339,12 +339,12 @@ def frame(
       *parts, named, '', _curves(reports, width - LABEL - 12), '', _distribution_table(answered)
     )
   half = width // 2 - 2
-  beside = rich.table.Table.grid(padding=(0, 2), expand=True)
-  beside.add_column(width=half)
-  beside.add_column(width=half)
+  columns = rich.table.Table.grid(padding=(0, 2), expand=True)
+  columns.add_column(width=half)
+  columns.add_column(width=half)
   right = rich.console.Group(_curves(reports, half - LABEL - 12), '', _distribution_table(answered))
-  beside.add_row(named, right)
-  return rich.console.Group(*parts, beside)
+  columns.add_row(named, right)
+  return rich.console.Group(*parts, columns)
 
 
 def _curves(reports: Sequence[dict[str, Any]], width: int) -> rich.text.Text:

@@ -134,7 +134,7 @@ def read(folder: pathlib.Path) -> Exported:
   try:
     content = json.loads(file.read_text())
     if content['format'] != FORMAT:
-      raise ValueError(f'its format is {content["format"]}, that of this version is {FORMAT}')
+      raise ValueError(f'its format is {content["format"]}, this version reads {FORMAT}')
     config = launch_config.from_yaml(json.dumps(content['config']), str(file))
     return Exported(
       config=config,

@@ -18,7 +18,7 @@ def shipped() -> list[str]:
 
 
 def find(path: str | os.PathLike[str]) -> pathlib.Path:
-  """Finds a folder by its path, or that of a shipped agent by its name.
+  """Finds a folder by its path, or the folder of a shipped agent by the agent's name.
 
   An existing folder takes precedence over a shipped agent of the same name.
 

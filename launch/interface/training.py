@@ -174,7 +174,7 @@ def train(
       makes an environment of gymnasium or dm_env, to which `set` can give `environment.max_steps` and
       keyword arguments; an environment of `gymnasium.make` stands for its spec. A new run's default is
       'catch'.
-    steps: environment steps in total; by default those of the preset.
+    steps: environment steps in total; by default as many as the preset has.
     seed: seed of all random keys; 0 by default.
     run: folder of the run, which is resumed if it exists; by default a new one in `runs/`.
     agent: 'dreamer', 'plain', 'ppo', or 'module:Class' of an `AgentRecord`; by default the dreamer.
@@ -185,7 +185,7 @@ def train(
     The run, finished or stopped by Ctrl-C.
 
   Raises:
-    ValueError: an option or a value is invalid; the message is that of the command.
+    ValueError: an option or a value is invalid; the command prints the same message.
     TypeError: there is no option of this name.
     RuntimeError: training failed; the output printed before shows why.
   """
@@ -213,14 +213,14 @@ def _train(arguments: argparse.Namespace, env: Any, run: str | os.PathLike[str] 
   config = flags.make_config(arguments)
   if is_instance and not config.fused:
     raise ValueError(
-      f'environment.name={arguments.env!r}: an instance is in this process alone, and this run has '
+      f'environment.name={arguments.env!r}: an instance exists only in this process, and this run has '
       "several; give an import path, 'package.module:Class'"
     )
   if arguments.run is None:
     from hephaestus.launch.files import folder as folder_lib
 
     arguments.run = folder_lib.new(config)
-  exit_code = run_commands.begin(arguments, config) if config.fused else _beside(arguments)
+  exit_code = run_commands.begin(arguments, config) if config.fused else _in_child(arguments)
   if exit_code not in (0, INTERRUPTED):
     raise RuntimeError(f'{arguments.run}: training failed with exit code {exit_code}')
   return Run(arguments.run)
@@ -281,7 +281,7 @@ def _can_be_one_process(arguments: argparse.Namespace) -> bool:
   return arguments.origin is not None or records.find_record(file.agent or records.DREAMER).can_fuse
 
 
-def _beside(arguments: argparse.Namespace) -> int:
+def _in_child(arguments: argparse.Namespace) -> int:
   """Runs the command in a child process, since a process with JAX must not fork; returns the exit code."""
   command = [sys.executable, '-m', 'hephaestus.launch.main', 'train', '--run', str(arguments.run)]
   command += flags.given_config_flags(arguments)
@@ -296,7 +296,7 @@ def _beside(arguments: argparse.Namespace) -> int:
   )
   for flag, value in files:
     command += [] if value is None else [flag, str(value)]
-  live = sys.stdout.isatty()  # else passed on line by line: a notebook shows its own output alone
+  live = sys.stdout.isatty()  # a notebook shows only its own output, so lines are passed on
   process = subprocess.Popen(
     command, stdout=None if live else subprocess.PIPE, stderr=subprocess.PIPE, text=True
   )

@@ -80,7 +80,7 @@ class ForkServer:
     Args:
       name: name of the process in `top` and `ps -o comm`; the kernel keeps 15 bytes of it.
       command: this Python, a script and its arguments, see `runs`.
-      environment: environment variables added to those of the server.
+      environment: environment variables, added to the server's own.
       log: file descriptor that becomes its stdout and stderr.
       pipe: file descriptor to which it writes `+PID` and a newline before it runs.
 

@@ -324,7 +324,7 @@ class Supervisor:
     finally:
       os.close(self._guard_pipe)
       guard.wait()
-      os.close(guard_end)  # so late, lest a write to the pipe raise when the guard is gone
+      os.close(guard_end)  # open until now, so that writes to the pipe never raise
 
   def _is_finished(self) -> bool:
     return self._is_over({name for name, child in self._children.items() if child.finished})

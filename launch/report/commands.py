@@ -68,7 +68,7 @@ def _add_watch(commands: Any) -> None:
   watch.add_argument('--episodes', type=int, default=1)
   watch.add_argument('--output', type=pathlib.Path, help='write a video instead, .gif or .mp4')
   watch.add_argument(
-    '--dream', action='store_true', help='show the dream of the world model beside the episode'
+    '--dream', action='store_true', help="show the world model's prediction next to the episode"
   )
   _add_greedy(watch)
   flags.add_trust_flag(watch)
@@ -94,7 +94,7 @@ def _add_report(commands: Any) -> None:
     'report',
     allow_abbrev=False,
     help='learning curves of runs with confidence intervals over seeds',
-    description='Runs that differ in their seed alone become one curve. Prints a table for each '
+    description='Runs that differ only in their seed become one curve. Prints a table for each '
     'environment; with --out also writes the panels of `dashboard` as pictures and as one HTML file. '
     'Needs the extra `report`.',
   )
@@ -107,7 +107,7 @@ def _add_report(commands: Any) -> None:
   )
   report.add_argument(
     '--metric',
-    help='a key of metrics/*.jsonl, shown alone (default: the score, or the return if there is none)',
+    help='a key of metrics/*.jsonl, the only one to show (default: the score, or the return if there is none)',
   )
   report.add_argument(
     '--node',
@@ -143,7 +143,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     raise ValueError(f'--video {arguments.video}: the name must end in .gif or .mp4')
   flags.check_seed(arguments.seed)
   if arguments.greedy is not None and (arguments.actions or arguments.random):
-    raise ValueError('--greedy: is one of --actions; give one of the options alone')
+    raise ValueError('--greedy: is one of --actions; leave out --actions and --random')
   if arguments.actions and arguments.random:
     raise ValueError('--random: is one of --actions; give one of the two options')
   if len(arguments.actions or ()) > 1 and arguments.video is not None:

@@ -51,7 +51,7 @@ class Group(NamedTuple):
 
 
 class Curve(NamedTuple):
-  """One learning curve: runs that differ in their seed alone, or that the user has grouped.
+  """One learning curve: runs that differ only in their seed, or that the user has grouped.
 
   Attributes:
     label: name of the curve, unique in its environment.
@@ -164,12 +164,12 @@ def make(
 ) -> Report:
   """Reports on runs, finished or running, with interquartile means and medians over seeds.
 
-  Confidence intervals are those of rliable, by stratified bootstrap over the seeds (Agarwal et al.,
+  rliable computes confidence intervals by stratified bootstrap over the seeds (Agarwal et al.,
   2021, "Deep reinforcement learning at the edge of the statistical precipice"). They are
   deterministic.
 
   Args:
-    folders: folders of runs; those that differ in their seed alone become one curve.
+    folders: folders of runs; those that differ only in their seed become one curve.
     labelled: pairs of a curve's label and the folders of its runs, which are not grouped with others.
     metric: key of the metric to show. None: the normalised score or the episode return, whichever
       more runs of an environment have; the score if equally many.
@@ -369,7 +369,7 @@ def _config_values(run: history.History) -> dict[str, Any]:
 
 
 def _kinds(values: Sequence[dict[str, Any]], keys: Sequence[str]) -> int:
-  """Number of different configs, compared by `keys` alone."""
+  """Number of different configs, compared only by `keys`."""
   return len({tuple(str(each.get(key)) for key in keys) for each in values})
 
 

@@ -51,12 +51,12 @@ class Dashboard:
     """Reads the configs of the runs, and no metrics yet.
 
     Args:
-      folders: folders of runs, finished or running; runs that differ in their seed alone become one
+      folders: folders of runs, finished or running; runs that differ only in their seed become one
         curve.
       videos: an empty folder, for copies of videos in a format that browsers can play.
 
     Raises:
-      ValueError: none of the folders is that of a run.
+      ValueError: none of the folders is a run's.
     """
     self.left_out: list[str] = []
     self._videos = videos
@@ -453,7 +453,7 @@ def serve(folders: Sequence[pathlib.Path], port: int) -> None:
     port: port of 127.0.0.1; 0 for a free one.
 
   Raises:
-    ValueError: none of the folders is that of a run, a package of the extra `dashboard` is not
+    ValueError: none of the folders is a run's, a package of the extra `dashboard` is not
       installed, or the port cannot be used.
   """
   check_packages()

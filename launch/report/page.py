@@ -52,7 +52,7 @@ def write(
     made: a report that `curves.make` made with `pictures=True`.
     out: folder, created if it does not exist.
     x: the x-axis, one of history.X_AXES.
-    all_panels: whether report.html shows all panels of the dashboard, else the report's curves alone.
+    all_panels: whether report.html shows all panels of the dashboard, or only the report's curves.
     say: called with a line of progress now and then.
 
   Returns:

@@ -94,7 +94,7 @@ TITLES = {
 
 DREAM_NOTE = (
   'Dreams: left is the episode, right the output of the world model. Under the green line it '
-  'reconstructs observations; under the purple line it predicts them from the actions alone. The '
+  'reconstructs observations; under the purple line it predicts them from the actions only. The '
   'bars below are the context weights of earlier steps, the newest at the right.'
 )
 
@@ -201,7 +201,7 @@ def state(run: history.History) -> dict[str, Any]:
     {'folder', `'world'`: name of the environment, 'agent', 'seed', 'fused', 'state': 'running',
     'finished', 'stopped', 'not started', 'gone' or 'broken', 'messages': a line for each remark,
     'environment_step', 'max_environment_steps', 'learner_step', 'score': newest normalised score,
-    'episode_return': that of the newest evaluation, 'written': unix seconds of its newest metrics,
+    'episode_return': mean of the newest evaluation, 'written': unix seconds of its newest metrics,
     'nodes': [{'name', 'state': in words, 'restarts', 'since': unix seconds of its newest event,
     'wrote': unix seconds of its newest metrics}], 'events': [{'time': unix seconds, 'text'}]};
     unknown values are None.

@@ -22,7 +22,7 @@ from hephaestus.actors import episodes as episodes_lib
 from hephaestus.actors import videos
 from hephaestus.launch.interface import policy as policy_lib
 
-NUMBERS = 30  # columns of a terminal that are reserved for the numbers beside the picture
+NUMBERS = 30  # columns of a terminal that are reserved for the numbers next to the picture
 LIKELIEST, BAR = (
   8,
   10,
@@ -49,7 +49,7 @@ def watch(
     frames_per_second: speed of a video or of the live view; lines of text are printed at once.
     greedy: whether actions are greedy, else sampled; None: as in the evaluations of its run.
     output: path of a video, .gif or .mp4; None to show the episodes on the console.
-    dream: whether the video shows the beginning of one episode beside the world model's prediction
+    dream: whether the video shows the beginning of one episode next to the world model's prediction
       of it; needs `output`.
     console: where to show them; one that is not a terminal gets a line for each step. By default
       stdout.
@@ -91,7 +91,7 @@ def watch(
 
 
 def _dream(play: episodes_lib.Play, policy: policy_lib.Policy, seed: int) -> list[np.ndarray]:
-  """Frames of the beginning of an episode beside the world model's prediction of it."""
+  """Frames of the beginning of an episode, next to the world model's prediction of it."""
   dreamt = play.dream(policy.all_params, jax.random.key(seed))
   assert dreamt is not None  # `watch` has refused an agent without a model
   return dreamt
@@ -114,7 +114,7 @@ def _steps(
 def _frame(
   policy: policy_lib.Policy, played: episodes_lib.PlayedStep, output: pathlib.Path
 ) -> np.ndarray:
-  """[H, W, 3] uint8, the rendered step, beside the policy's probabilities if the agent explains them.
+  """[H, W, 3] uint8, the rendered step, next to the policy's probabilities if the agent has them.
 
   Raises:
     ValueError: the environment has no renderer.
@@ -140,7 +140,7 @@ def _show(
     for played in steps:
       begin = time.monotonic()
       heading = f'{title}\nepisode {len(endings) + 1} of {episodes}'
-      live.update(_beside_numbers(console, played, heading), refresh=True)
+      live.update(_with_numbers(console, played, heading), refresh=True)
       time.sleep(max(0.0, begin + 1 / frames_per_second - time.monotonic()))
 
 
@@ -219,7 +219,7 @@ def _bars(rows: Iterable[tuple[str, float, str]], width: int) -> rich.table.Tabl
   return view
 
 
-def _beside_numbers(
+def _with_numbers(
   console: rich.console.Console, played: episodes_lib.PlayedStep, heading: str
 ) -> rich.console.RenderableType:
   """The frame, as large as the terminal permits, and the numbers to its right."""
@@ -228,23 +228,23 @@ def _beside_numbers(
     numbers.add_row(name, value)
   likeliest = videos.likeliest(played.policy or {}, LIKELIEST)
   chances = [(name, chance, f'{chance:.2f}') for name, chance in likeliest]
-  beside = rich.console.Group(heading, '', numbers, '', _bars(chances, 8))
+  column = rich.console.Group(heading, '', numbers, '', _bars(chances, 8))
   if played.vitals:
     vitals = [(name, value, '') for name, value in played.vitals.items()]
-    beside.renderables.extend(['', 'vitals', _bars(vitals, 8)])
+    column.renderables.extend(['', 'vitals', _bars(vitals, 8)])
   if played.gates is not None:
-    beside.renderables.extend(['', rich.markup.escape(f'open: {_names(_opened(played))}')])
+    column.renderables.extend(['', rich.markup.escape(f'open: {_names(_opened(played))}')])
   if played.recalled is not None:
     known = [(name, played.recalled[name][1], text) for name, text in _recalled(played).items()]
-    beside.renderables.extend(['', 'remembered: value x count', _bars(known, 14)])
-    beside.renderables.extend(
+    column.renderables.extend(['', 'remembered: value x count', _bars(known, 14)])
+    column.renderables.extend(
       ['', 'nearest: return at similarity', *map(rich.markup.escape, _nearest(played))]
     )
   if played.frame is None:
-    return beside
+    return column
   width, height = console.size
   view = rich.table.Table.grid(padding=(0, 2))
-  view.add_row(Picture(played.frame, max(1, width - NUMBERS), height), beside)
+  view.add_row(Picture(played.frame, max(1, width - NUMBERS), height), column)
   return view
 
 

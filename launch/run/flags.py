@@ -51,14 +51,14 @@ def add_trust_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def add_train_flags(parser: argparse.ArgumentParser) -> None:
-  """Adds the flags of `add_config_flags`, --config and --fused: those of a run on this machine."""
+  """Adds the flags of a run on this machine: `add_config_flags`, --config and --fused."""
   add_config_flags(parser)
   parser.add_argument(
     '--config',
     type=pathlib.Path,
     metavar='FILE',
-    help='configuration file, such as config.yaml of a run; it need not have all keys. The preset and '
-    'the keys that it lacks are as without it, and flags override it',
+    help='configuration file, such as config.yaml of a run; keys that it lacks are as without it, and '
+    'flags override it',
   )
   parser.add_argument(
     '--fused',
@@ -116,7 +116,7 @@ def make_config(arguments: argparse.Namespace) -> Any:
   """Makes the `ExperimentConfig` that the flags ask for.
 
   It begins with the config of the run folder to resume, of the run of --from, or of a preset. Values
-  of --config replace some of it, then those of --set, --fused, --steps and --seed. Where the packages
+  of --config replace some of it, then --set, --fused, --steps and --seed do. Where the packages
   that several processes need are not installed, a new run becomes a fused one, if its agent can train
   so and neither --no-fused nor `learner.fused` is given.
 
@@ -234,7 +234,7 @@ def _config_to_resume(arguments: argparse.Namespace) -> Any:
   run, and fused if that is.
 
   Raises:
-    ValueError: --agent or --env is another than that of the folder, or there is no such preset.
+    ValueError: --agent or --env differs from the folder's, or there is no such preset.
   """
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.files import folder as folder_lib

@@ -135,7 +135,7 @@ def check_replay_memory(
 ) -> None:
   """Raises ValueError, with a remedy, if a replay does not fit and is most of the run's memory.
 
-  Its size is known exactly; those of the other parts are estimates, see `check_memory`.
+  The size of the replay is known exactly; the other parts are estimated, see `check_memory`.
 
   Args:
     memory: estimated bytes that the run needs on each device.
@@ -195,7 +195,7 @@ def check_compiled(
 
   Args:
     config: config of the run.
-    memory: estimated bytes on each device; those of state and replay do not shrink with the batch.
+    memory: estimated bytes on each device; state and replay do not shrink with the batch.
     needed: bytes that the program needs on each device, as it was compiled.
     available: bytes of memory of each device.
     num_devices: number of devices that share the batch.
@@ -507,7 +507,7 @@ def _compile(prepared: Prepared, terminal: _Terminal) -> None:
 
 
 def _farewell(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> str:
-  return f'stopped; go on with: {folder_lib.resume_command(folder, config)}'
+  return f'stopped; resume with: {folder_lib.resume_command(folder, config)}'
 
 
 def _prepare_process(config: launch_config.ExperimentConfig) -> None:

@@ -148,7 +148,7 @@ class _Nodes:
     return self.folder / 'logs' / f'{name}.log'
 
   def ends(self, commands: Iterable[str]) -> list[str]:
-    """Those of the given nodes that exit by themselves at the end; the run is over once all of them have."""
+    """Lists the nodes that exit by themselves at the end; once all have exited, the run is over."""
     ending = (*self.learners, parts_lib.EVALUATOR, parts_lib.ENDING)
     return [name for name in commands if name in ending]
 
@@ -329,7 +329,7 @@ class _Watcher:
 
   def is_over(self, finished: Set[str]) -> bool:
     """Whether the nodes that end the run have finished, and nobody needs replay; see `Drain`."""
-    # On a host with actors alone, the first one that finishes ends the share.
+    # On a host with only actors, the first one that finishes ends this host's part of the run.
     is_finished = finished >= self._ends if self._ends else bool(finished)
     return is_finished and self._is_drained()
 

@@ -450,7 +450,7 @@ class Ending:
 def build_ending(
   config: launch_config.ExperimentConfig, launch_id: int, replay: Sequence['reverb.Client']
 ) -> Ending:
-  """Makes the node that exits when the run ends, for a host with replay alone."""
+  """Makes the node that exits when the run ends, for a host with only replay."""
   schema = parts_lib.make_parts(config).params_schema
   source = parameters.Subscription(_addresses(replay), schema, name=parts_lib.ENDING)
   return Ending(source, _stop_signal(config), launch_id)

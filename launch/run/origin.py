@@ -25,7 +25,7 @@ class Origin(NamedTuple):
     text: RUN[@best|@STEP], as given to --from.
     exact: RUN@STEP for the same checkpoint, with the absolute path of the run.
     step: learner step of the checkpoint.
-    fields: name -> value of the train state's fields that are copied, those of `COPIED` that it has.
+    fields: name -> value of the fields to copy: each of `COPIED` that the train state has.
   """
 
   text: str

@@ -3,7 +3,7 @@
 import importlib.util
 
 # The packages of several processes, for a refusal.
-DISTRIBUTED = "the extra `distributed` (pip install 'hephaestus[distributed]', for Python 3.10 on Linux x86-64 alone)"
+DISTRIBUTED = "the extra `distributed` (pip install 'hephaestus[distributed]', only for Python 3.10 on Linux x86-64)"
 
 
 def has_distributed() -> bool:

@@ -17,7 +17,7 @@ from hephaestus.learner import checkpoint
 from hephaestus.learner.sources import stale_filter
 
 REPLAY, LEARNER, ACTOR, EVALUATOR = 'replay', 'learner', 'actor', 'evaluator'
-ENDING = 'ending'  # node that exits with the run, on a host with replay alone
+ENDING = 'ending'  # node that exits with the run, on a host with only replay
 
 
 def learners(count: int) -> list[str]:
@@ -27,7 +27,7 @@ def learners(count: int) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-  """Definitions that all nodes of a run share, computed from its config alone.
+  """Definitions that all nodes of a run share, computed only from its config.
 
   Attributes:
     environment: environment of the run, an `environment.Environment` or `host.HostEnvironment`.
@@ -92,7 +92,7 @@ def checkpointer(
 
   Args:
     run: folder of the run.
-    keep: number of newest checkpoints to keep, beside the best one: the one nearest to the
+    keep: number of newest checkpoints to keep, in addition to the best one: the one nearest to the
       evaluation with the highest mean episode return.
     read_only: whether nothing may be written or deleted.
 

@@ -82,8 +82,8 @@ def make_program(
   Args:
     config: config of the run.
     run: folder of the run.
-    launch_id: number of this launch, positive and different at every launch; tells the end of this
-      launch from that of an older one.
+    launch_id: number of this launch, positive and different at every launch, by which
+      its end differs from the end of an older one.
     shards_here: shards of replay on this host, which write into `run`; None for all.
     exposed: whether other machines may reach replay.
     coordinator: HOST:PORT of the first process of a learner that has several; None for one process.

@@ -53,7 +53,7 @@ CPU_ONLY = {'JAX_PLATFORMS': 'cpu', 'CUDA_VISIBLE_DEVICES': ''}
 
 
 def of_node(name: str, config: launch_config.ExperimentConfig) -> dict[str, str]:
-  """Returns the environment variables that are set for a node, besides the launcher's own.
+  """Returns the environment variables that are set for a node, in addition to the launcher's own.
 
   Args:
     name: name of the node, such as 'actor-0'.

@@ -17,7 +17,7 @@ def add(commands: Any) -> None:
   """
   train = commands.choices['train']
   several = train.add_argument_group(
-    'several runs, each in a folder of its own below that of --run; the same command resumes them'
+    'several runs, each in a folder of its own below --run; the same command resumes them'
   )
   several.add_argument(
     '--seeds', nargs='+', type=int, metavar='N', help='a run for each seed, shown as one curve'

@@ -112,7 +112,7 @@ class MemoryEstimate(NamedTuple):
 
   Attributes:
     state: bytes of parameters, the optimizer's moments, and the environments.
-    batch: most bytes that one update needs besides; with a replay, without activations.
+    batch: most bytes that one update needs in addition; with a replay, without activations.
     replay: bytes of the stored sequences, once the replay is full.
   """
 

@@ -149,7 +149,7 @@ def test_unroll_is_traced_once(parts, traced):
   assert traced.traces == after_one > 0
 
 
-def test_explorer_acts_in_unrolls_that_collect_experience_alone(parts):
+def test_explorer_acts_only_in_unrolls_that_collect_experience(parts):
   """An evaluation, which does not ask for it, follows the policy of the task everywhere."""
   environment, agent, *_ = parts
 
@@ -197,7 +197,7 @@ def test_first_episode_of_each_environment_is_scored_over_several_unrolls(parts,
 
 
 class Endless(catch.Catch):
-  """Never ends, and has no time limit; each step pays 1."""
+  """Never ends, and has no time limit; each step has reward 1."""
 
   @property
   def max_steps(self):

@@ -1,4 +1,4 @@
-"""Videos: frames of observations, predictions beside observations, and bars of a policy."""
+"""Videos: frames of observations, predictions next to observations, and bars of a policy."""
 
 import imageio.v2 as imageio
 import jax

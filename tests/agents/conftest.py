@@ -47,7 +47,7 @@ ENVIRONMENTS = {
     },
     specs.DiscreteArray(3),
   ),
-  # An image alone, without numbers.
+  # Only an image, without numbers.
   'frames': (specs.BoundedArray((9, 8, 29), np.uint8, 0, 255), specs.DiscreteArray(3)),
 }
 
@@ -220,20 +220,20 @@ def judge():
   """(model, params, keys, sequence, ...) -> Judged; compiled once for each model.
 
   With `value`, the loss of the critic is `value` times the sum of the state in the features. With
-  `change_alone`, it differentiates the metric 'change' in place of the loss.
+  `only_change`, it differentiates the metric 'change' in place of the loss.
   """
 
   @once
   def compiled(model):
-    def objective(params, keys, sequence, value, change_alone):
+    def objective(params, keys, sequence, value, only_change):
       value_loss = lambda features: value * jnp.sum(features.state)
       loss, aux = model.loss(params, keys, sequence, value_loss)
-      return jnp.where(change_alone, aux[-1]['change'], loss), (loss, *aux)
+      return jnp.where(only_change, aux[-1]['change'], loss), (loss, *aux)
 
     return jax.jit(jax.value_and_grad(objective, has_aux=True))
 
-  def run(model, params, keys, sequence, *, value=0.0, change_alone=False):
-    (_, aux), grads = compiled(model)(params, keys, sequence, np.float32(value), change_alone)
+  def run(model, params, keys, sequence, *, value=0.0, only_change=False):
+    (_, aux), grads = compiled(model)(params, keys, sequence, np.float32(value), only_change)
     return Judged(*jax.device_get((*aux, grads)))
 
   return run

@@ -1,4 +1,4 @@
-"""Actor and critic: directions of their gradients; those of salience are in `test_context.py`."""
+"""Actor and critic: directions of their gradients. `test_context.py` has salience's gradients."""
 
 import functools
 
@@ -61,7 +61,7 @@ def gradient(policy):
 def judge(policy, steps):
   """params -> log pi(choice), entropy, and of each head log p(return) and log p(slow value).
 
-  The task's are 3 and -1, those of novelty 2 and 0. Each result is [R, B].
+  Return and slow value are 3 and -1 for the task, 2 and 0 for novelty. Each result is [R, B].
   """
 
   @jax.jit
@@ -273,7 +273,7 @@ def test_replayed_loss_trains_the_critic_and_not_the_actor(replayed):
   assert size(grads['actor']) == size(grads['explorer']) == 0
 
 
-def test_replayed_loss_reads_all_rewards_but_those_of_first_steps(replayed):
+def test_replayed_loss_reads_all_rewards_except_at_first_steps(replayed):
   sequence, gradient, arguments = replayed
   _, (*_, by_reward) = gradient(*arguments, sequence.discount)
   unread = np.array(sequence.step_type == 0)
@@ -301,7 +301,7 @@ def test_last_step_bootstraps_only_if_truncated(replayed):
 
 
 def test_targets_of_replayed_steps_have_no_gradient(replayed):
-  """So features of a LAST step, whose value only bootstraps, get none."""
+  """Features of a LAST step, whose value only bootstraps, therefore get none."""
   sequence, gradient, arguments = replayed
   _, (_, by_features, _) = gradient(*arguments, sequence.discount)
   last = np.asarray(sequence.step_type == 2)
@@ -311,7 +311,7 @@ def test_targets_of_replayed_steps_have_no_gradient(replayed):
 
 
 def test_replayed_loss_trains_only_heads_with_rewards(replayed):
-  """Rewards of one head add its own loss alone."""
+  """Rewards of one head add only its own loss."""
   sequence, gradient, arguments = replayed
   (task, (grads, *_)), (novelty, _), (both, _) = (
     gradient(*arguments, sequence.discount, names=names)
@@ -326,16 +326,16 @@ def test_replayed_loss_trains_only_heads_with_rewards(replayed):
 
 
 @pytest.mark.parametrize('changes', [{'ensemble_size': 1}, {'novelty_scale': 0.0}])
-def test_without_novelty_the_loss_is_that_of_the_task(make_dreamer, make_params, steps, changes):
+def test_without_novelty_only_the_task_has_a_loss(make_dreamer, make_params, steps, changes):
   dreamer = make_dreamer('masked', **changes)
   policy, params = dreamer.actor_critic, make_params(dreamer)['actor_critic']
   assert policy.heads == (ac.TASK,)
   assert set(params) == {'actor', 'critic'}
   given = targets()
-  alone = given._replace(
+  task = given._replace(
     returns={ac.TASK: given.returns[ac.TASK]}, slow_values={ac.TASK: given.slow_values[ac.TASK]}
   )
-  loss, _ = jax.eval_shape(policy.loss, params, steps, alone)
+  loss, _ = jax.eval_shape(policy.loss, params, steps, task)
   assert loss.shape == ()
 
 
@@ -368,7 +368,7 @@ def test_scale_of_the_task_is_the_range_of_its_returns_down_to_a_floor(follow, d
 
 
 def test_scale_of_novelty_is_its_largest_range_so_far(follow):
-  """So novelty fades as the model learns, where that of the task is on a scale of its own."""
+  """Novelty then fades as the model learns; the task's returns have a scale of their own."""
   scales, first = follow(([0, 0], [0, 2.0]))
   assert first[ac.NOVELTY] == pytest.approx(0.9 * 2)  # from 5 to 95 %
   scales, smaller = follow(([0, 0], [0, 0.2]), scales=scales)

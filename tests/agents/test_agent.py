@@ -80,7 +80,7 @@ def episode(make_params, make_sequence, act):
 
 
 @pytest.mark.parametrize('env', ['masked', 'continuous'])
-def test_actions_are_valid_given_acting_params_alone(quiet_dreamer, make_params, act, arrive, env):
+def test_actions_are_valid_given_only_acting_params(quiet_dreamer, make_params, act, arrive, env):
   dreamer = quiet_dreamer(env)
   acting = dreamer.agent.acting_params(make_params(dreamer))
   state, decision = act(
@@ -104,7 +104,7 @@ def test_acting_params_leave_out_modules_that_do_not_act(make_dreamer, make_para
   assert sorted(acting['actor_critic']) == ['actor', 'explorer']
 
 
-def test_explorer_acts_in_the_given_environments_alone(make_dreamer, make_params, arrive):
+def test_explorer_acts_only_in_the_given_environments(make_dreamer, make_params, arrive):
   dreamer = make_dreamer('masked')
   acting = dreamer.agent.acting_params(make_params(dreamer))
   state, arrival = dreamer.agent.initial_policy_state(3), arrive(dreamer)
@@ -153,7 +153,7 @@ def test_policy_state_keeps_its_shapes_and_dtypes(make_dreamer, param_shapes, en
 def test_illegal_action_is_never_taken(make_dreamer, make_params, act, arrive):
   dreamer = make_dreamer('masked')
   params = make_params(dreamer)
-  # The largest logit is that of action 3, which is legal in no environment.
+  # Action 3 has the largest logit, and is legal in no environment.
   output = params['actor_critic']['actor']['rest']['Dense_0']
   output['bias'] = np.float32([0, 0, 0, 1e6])
   acting, arrival = dreamer.agent.acting_params(params), arrive(dreamer)
@@ -236,7 +236,7 @@ def test_explain_gives_the_same_action_and_all_log_probs(make_dreamer, explained
 
 
 def test_explain_gives_the_empowerment_of_the_step(explained):
-  """By parameters that acting needs for nothing else; the action stays the same."""
+  """Its parameters are not needed for acting, and the action stays the same."""
   np.testing.assert_allclose(
     explained[0].extras['intrinsic']['empowerment'], np.full(3, 1.25), rtol=1e-6
   )
@@ -255,7 +255,7 @@ def test_parallel_environments_are_independent(make_dreamer, make_params, act, a
 
 @pytest.mark.parametrize('env', ['masked', 'continuous'])
 def test_training_infers_latents_and_likelihoods_of_acting(quiet_dreamer, episode, env):
-  """From a stored state, also within an episode, without noise in either."""
+  """Both begin with a stored state, also within an episode, and neither has noise."""
   dreamer = quiet_dreamer(env)
   params, sequence, states, decisions = episode(dreamer, True)
   keys = jax.random.split(jax.random.key(0), 3)

@@ -42,7 +42,7 @@ def test_invalid_value_is_refused_with_its_field(name, value):
     dreamer_config.DreamerConfig(**{name: value})
 
 
-def test_workspace_beside_salience_is_refused():
+def test_workspace_together_with_salience_is_refused():
   with pytest.raises(ValueError, match=r'agent\.workspace_size=1: .* set agent\.window=1'):
     dreamer_config.DreamerConfig(workspace_size=1, window=2)
 

@@ -107,7 +107,7 @@ def test_context_depends_on_features_and_novelty_of_every_step(policy, params):
 
 
 def test_advancing_step_by_step_pools_as_a_whole_sequence(dreamer, policy, params):
-  """Also across the beginnings of episodes, from a memory without any step."""
+  """This holds across the beginnings of episodes, and from a memory without any step."""
   rng = np.random.default_rng(0)
   features = random_features(dreamer, rng, 7, 4)
   novelty = rng.uniform(size=(7, 4)).astype(np.float32)
@@ -128,9 +128,9 @@ def test_advancing_step_by_step_pools_as_a_whole_sequence(dreamer, policy, param
     at = jax.tree.map(lambda x, step=step: x[step], memories)
     arguments = jax.tree.map(lambda x, step=step: x[step], (features, novelty, begins))
     _, again = advance(params, at, *arguments)
-    memory, alone = advance(params, memory, *arguments)
-    np.testing.assert_allclose(together[step], alone, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(again, alone, rtol=1e-4, atol=1e-5)
+    memory, single = advance(params, memory, *arguments)
+    np.testing.assert_allclose(together[step], single, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(again, single, rtol=1e-4, atol=1e-5)
 
 
 def test_steps_before_a_sequence_are_not_read(dreamer, policy, params):
@@ -184,7 +184,7 @@ def test_history_of_a_sequence_leaves_out_the_steps_before_it(policy, numbered_p
 
 
 def test_acting_and_training_pool_the_same_windows(dreamer, policy, all_params, make_sequence, act):
-  """So both compute the same likelihood, along the streams of conftest."""
+  """Both then compute the same likelihood, along the streams of conftest."""
   sequence = make_sequence(dreamer)
   first = sequence.step_type == 0
   first[0] = True

@@ -457,8 +457,8 @@ def test_target_between_two_bins_is_two_hot():
 
 
 @pytest.mark.parametrize('bins', [5, 101])
-def test_two_hot_gradients_equal_those_of_the_formula(bins):
-  """By logits and by target; the maximum of many bins is computed in overlapping pieces."""
+def test_two_hot_gradients_equal_the_formula(bins):
+  """Gradients are by logits and by target; the maximum of many bins is in overlapping pieces."""
   rng = np.random.default_rng(0)
   logits = (5 * rng.normal(size=(7, bins))).astype(np.float32)
   target = rng.uniform(-6, 6, 7).astype(np.float32)
@@ -513,7 +513,7 @@ def several(logits, mask, unimix):
   st.sampled_from([0.0, 0.1]),
 )
 def test_multi_categorical_equals_the_product_of_its_parts(logits, mask, unimix):
-  """Against all combinations, by arithmetic in float64; a part without legal choices is uniform."""
+  """The product is over all combinations, in float64; a part without legal choices is uniform."""
   log_probs, entropy, mode = several(np.float32(logits), np.array(mask), unimix)
   cuts, probs = np.cumsum(CHOICES)[:-1], []
   for part, given in zip(*(np.split(np.array(x), cuts) for x in (logits, mask)), strict=True):

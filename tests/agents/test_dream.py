@@ -27,7 +27,7 @@ def dreamer(make_dreamer):
 
 @pytest.fixture(scope='module')
 def starts(dreamer):
-  """As `dream.starts`, compiled once for each number of steps."""
+  """The function `dream.starts`, compiled once for each number of steps."""
 
   @functools.cache
   def compiled(num_steps, even):
@@ -446,7 +446,7 @@ def test_no_gradient_passes_through_a_rollout(dreamer, params, slow_critic, star
 
 
 @pytest.mark.parametrize('changes', [{'ensemble_size': 1}, {'novelty_scale': 0.0}])
-def test_without_novelty_a_dream_has_values_of_the_task_alone(
+def test_without_novelty_a_dream_has_only_values_of_the_task(
   make_dreamer, make_params, posterior, last, changes
 ):
   dreamer = make_dreamer('pictures', **changes)
@@ -568,7 +568,7 @@ def test_rollout_of_no_steps_has_no_weight(params, slow_critic, start, rollout):
     assert np.isfinite(returns_of(imagined, imagined.reward, value)).all()
 
 
-# Gradients; those of chunks are in `test_context.py`.
+# Gradients; `test_context.py` has the gradients of chunks.
 
 
 def targets_of(imagined):
@@ -612,7 +612,7 @@ def largest(tree):
 def test_actor_and_critic_have_gradients_from_imagination(
   params, slow_critic, start, rollout, policy_gradient, trained
 ):
-  """Also where the outputs of both are 0, as they are or almost are in the beginning."""
+  """They have gradients also where the outputs of both are 0, or almost, as in the beginning."""
   params = dict(params)
   if not trained:
     zero = lambda head: (

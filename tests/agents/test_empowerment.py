@@ -1,4 +1,4 @@
-"""Empowerment: its estimate beside exact values, its gradients, and the input that is refused."""
+"""Empowerment: its estimate against exact values, its gradients, and the input that is refused."""
 
 import dataclasses
 import functools
@@ -131,7 +131,7 @@ def test_illegal_actions_do_not_count(train):
 
 
 def test_world_model_learns_nothing_for_it(make_dreamer, make_params, make_sequence, judge):
-  """No other network nor a latent gets a gradient; a state that gave the action away would pay."""
+  """No other network nor a latent gets a gradient; a state that gave the action away would be rewarded."""
   dreamer = make_dreamer('masked', empowerment_scale=1.0)
   params, sequence = make_params(dreamer)['world_model'], make_sequence(dreamer)
   reward = dreamer.model.rewards[empowerment.NAME]

@@ -47,7 +47,7 @@ def test_surprise_is_of_the_step_after_the_action(examine, sequence):
   assert difference[2].all() and not difference[[0, 1, 3, 4, 5]].any()
 
 
-def test_values_from_a_stored_state_are_beside_those_of_the_steps_before(
+def test_values_from_stored_and_inferred_states_differ_only_after_a_start(
   dreamer, make_params, sequence
 ):
   params = make_params(dreamer)

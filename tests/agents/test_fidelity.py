@@ -1,4 +1,4 @@
-"""Dreams beside reality: which steps are compared with which, and what is counted."""
+"""Dreams compared with the environment: which steps are compared, and what is counted."""
 
 import jax
 import numpy as np
@@ -46,7 +46,7 @@ def dreams(sequence):
         yield t, b, min(LENGTH, ends[0] + 1 if ends.size else LENGTH)
 
 
-def test_real_rewards_are_those_of_the_episode_in_which_the_dream_begins(measure, sequence):
+def test_real_rewards_are_from_the_episode_in_which_the_dream_begins(measure, sequence):
   found = measure(sequence)
   assert np.isfinite(jax.tree.leaves(found.imagined)).all()
   reward = np.asarray(sequence.reward)

@@ -181,7 +181,7 @@ def test_difference_of_returns_by_hand():
   reward, discount = np.array([0.0, 0, 0, 1]), np.array([1.0, 1, 1, 0])
   found = intrinsic.return_difference(reward, discount, (0.25, 0.75), gamma=0.5)
   np.testing.assert_allclose(found, [0.2, 0.2, 0.2, 0.6], rtol=1e-6)
-  # Termination alone, of a reward at every step: v = 1 / (1 - 0.5 * 0.75) = 1.6.
+  # The reward is 1 at every step, and only termination differs: v = 1 / (1 - 0.5 * 0.75) = 1.6.
   found = intrinsic.return_difference(np.ones(4), discount, (1.0, 0.75), gamma=0.5)
   np.testing.assert_allclose(found, [0.2, 0.2, 0.2, 0.6], rtol=1e-6)
 

@@ -521,7 +521,7 @@ def test_invalid_config_names_its_field(changes, words):
 
 
 @pytest.mark.parametrize('levels', [0, 5])
-def test_view_is_read_beside_its_vector_in_place_of_levels(levels):
+def test_view_is_read_with_its_vector_in_place_of_levels(levels):
   spec = environment.ViewSpec((9,), np.float32, 0, 1, lambda x: jnp.square(x[:2]))
   config = masked_ppo.PPOConfig(hidden_size=8, levels=levels)
   network = masked_ppo.make_ppo(config, spec, specs.DiscreteArray(3)).network
@@ -534,7 +534,7 @@ def test_view_is_read_beside_its_vector_in_place_of_levels(levels):
 @pytest.mark.parametrize(
   ('variant', 'leaf'), [('view and board', 'board'), ('view and picture', 'picture')]
 )
-def test_board_and_picture_are_read_beside_a_view(variant, leaf):
+def test_board_and_picture_are_read_together_with_a_view(variant, leaf):
   ppo, params, _ = played(variant)
   observation = draw_observation(ppo.network.observation_spec, np.random.default_rng(0), BATCH)
   changed = observation[leaf].copy()

@@ -27,7 +27,7 @@ MEMORY = make_memory()
 
 
 MANY = 32
-"""Rows of the arrays with which functions are compiled; those of tests are filled up with zeros."""
+"""Rows of the arrays with which functions are compiled; smaller arrays are padded with zeros."""
 
 
 def filled_up(x, rows=MANY):
@@ -262,10 +262,10 @@ def test_eight_devices_write_the_ring_of_one():
   found = jax.device_get(mapped(ring, split))
 
   @jax.jit
-  def alone(ring, steps):
+  def one_device(ring, steps):
     return MEMORY.write(ring, memory_lib.most_surprising(steps), no_reads(), jnp.int32(0))
 
-  alone = jax.device_get(alone(ring, steps))
-  assert int((alone['written'] == 1).sum()) == memory_lib.MOST_WRITTEN
+  local = jax.device_get(one_device(ring, steps))
+  assert int((local['written'] == 1).sum()) == memory_lib.MOST_WRITTEN
   for device in range(num_devices):
-    jax.tree.map(lambda one, all_: np.testing.assert_array_equal(all_[device], one), alone, found)  # noqa: B023
+    jax.tree.map(lambda one, all_: np.testing.assert_array_equal(all_[device], one), local, found)  # noqa: B023

@@ -63,7 +63,7 @@ def test_towers_normalise_their_inputs_separately():
 
 
 def test_numbers_differ_from_their_multiple():
-  """As the position of a cart does, of which a layer norm alone would leave the sign."""
+  """An example is the position of a cart, of which a layer norm would leave only the sign."""
   towers = networks.TwoTowers(8, 1, 3, 1.0)
   inputs = (np.ones((2, 4), np.float32),), (np.float32([[0.2], [2.0]]),)
   one, ten_times = jax.jit(towers.init_with_output)(jax.random.key(0), *inputs)[0]
@@ -81,7 +81,7 @@ def test_input_of_no_width_has_no_tower():
 
 
 class Concatenate(nn.Module):
-  """In place of an MLP: concatenates its inputs."""
+  """Concatenates its inputs, in place of an MLP."""
 
   activation: str = 'tanh'
   dtype: object = jnp.float32
@@ -126,7 +126,7 @@ def test_number_in_a_cell_changes_the_features_of_that_cell_only():
 @pytest.mark.parametrize(
   'sizes, dtype', [((5,), np.float32), ((2, 0, 3), np.float32), ((2, 0, 3), jnp.bfloat16)]
 )
-def test_dense_layer_of_parts_equals_that_of_their_concatenation(sizes, dtype):
+def test_dense_layer_of_parts_equals_one_of_their_concatenation(sizes, dtype):
   """Compares values and all gradients."""
   rng = np.random.default_rng(0)
   array = lambda *shape: rng.normal(size=shape).astype(np.float32)
@@ -161,9 +161,9 @@ def test_mlp_takes_any_leading_axes():
     variables = mlp.init(jax.random.key(1), x[0, 0])
     return [mlp.apply(variables, each) for each in (x, x.reshape(6, 5), x[0, 0])]
 
-  nested, flat, alone = apply(normal(2, 3, 5))
+  nested, flat, first = apply(normal(2, 3, 5))
   np.testing.assert_allclose(nested, np.reshape(flat, (2, 3, 3)), rtol=1e-5, atol=1e-6)
-  np.testing.assert_allclose(alone, flat[0], rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(first, flat[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize('raw', [True, False])

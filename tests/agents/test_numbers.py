@@ -308,7 +308,7 @@ def test_huge_error_costs_only_its_logarithm():
 
 
 def test_change_of_a_number_that_was_copied_for_long_has_a_gradient():
-  """Also if its logits have followed; a clipped likelihood would have none."""
+  """It has one also if its logits have followed; a clipped likelihood would have none."""
   levels = np.full((2, 9), -10.0)
   levels[:, 0] = 0
   stays = outputs(gate=10.0, bits=(-10.0,) * 3, levels=levels)
@@ -434,7 +434,7 @@ def test_first_batch_sets_the_statistics():
   np.testing.assert_allclose(statistics['error'], [0.5, 0.5])
   np.testing.assert_allclose(statistics['between'], [0, 1, 0])
   assert statistics['count'] == 1
-  # The standard deviation of the first is 2; that of the second is 0.
+  # The standard deviations are 2 and 0.
   reals = inputs_of([0, 0, 0, 0, 0, 5.0, -2], statistics)[23:25]
   np.testing.assert_allclose(reals, [1, 0], atol=1e-3)
 
@@ -444,8 +444,8 @@ def test_errors_above_the_standard_deviation_count_as_1():
   np.testing.assert_array_equal(statistics['error'], [1, 1])
 
 
-def test_statistics_of_a_stream_converge_to_those_of_the_data():
-  """In the beginning they are those of all data so far."""
+def test_statistics_of_a_stream_converge_to_the_true_ones():
+  """In the beginning they are the mean and deviation of all data so far."""
   data = np.zeros((1500, 8, 7))
   data[..., 5:] = np.random.default_rng(0).normal([3.0, -1.0], [2.0, 0.5], (1500, 8, 2))
   statistics = NUMBERS.initial_statistics()
@@ -479,7 +479,7 @@ VIEW_SPEC = {
 }
 
 
-def test_view_of_numbers_is_an_input_beside_them():
+def test_view_of_numbers_is_an_additional_input():
   numbers = numbers_lib.Numbers(VIEW_SPEC)
   statistics = numbers.initial_statistics()
   read = jax.jit(lambda observation: numbers.inputs(numbers.read(observation), statistics))

@@ -101,5 +101,5 @@ def test_time_is_the_first_axis_and_columns_are_independent():
   together = function(reward, discount, value, bootstrap_t=bootstrap)
   assert together.shape == (4, 2)
   for b in range(2):
-    alone = function(reward[:, b], discount[:, b], value[:, b], bootstrap_t=bootstrap[:, b])
-    np.testing.assert_allclose(together[:, b], alone, rtol=1e-6)
+    single = function(reward[:, b], discount[:, b], value[:, b], bootstrap_t=bootstrap[:, b])
+    np.testing.assert_allclose(together[:, b], single, rtol=1e-6)

@@ -28,7 +28,7 @@ def arguments():
 
 
 @pytest.mark.parametrize('unroll', [1, 2])
-def test_outputs_and_gradients_equal_those_of_a_plain_scan(arguments, unroll):
+def test_outputs_and_gradients_equal_a_plain_scan(arguments, unroll):
   matrices, params, carry, (x, kept) = arguments
 
   def loss(scan):

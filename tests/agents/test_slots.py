@@ -108,7 +108,7 @@ def test_rand_index_compares_partitions_of_the_foreground():
 @pytest.mark.slow
 @pytest.mark.usefixtures('full_optimization')
 @pytest.mark.timeout(1800)
-def test_slots_alone_part_the_objects_of_sprites():
+def test_slots_by_themselves_separate_the_objects_of_sprites():
   """Prints the adjusted Rand index of gate A in docs/cognition.md."""
   slots = slots_lib.Slots((16, 16, 3))
   optimizer = optax.chain(

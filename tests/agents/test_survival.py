@@ -38,7 +38,7 @@ def test_lack_by_hand():
 
 
 def test_reward_at_a_step_is_for_the_transition_into_it():
-  """Eating between steps 1 and 2 is paid at step 2, not at step 1 or 3."""
+  """Eating between steps 1 and 2 is rewarded at step 2, not at step 1 or 3."""
   vitals = np.ones((4, 3))
   vitals[:, 0] = [0.5, 0.25, 1.0, 0.75]
   lack = lambda h: (1 - h) ** (4 / 3)
@@ -127,13 +127,13 @@ def make(env, **changes):
   return dreamer_agent.make_dreamer(config, env.observation_spec, env.action_spec)
 
 
-def test_survival_needs_vitals_that_nobody_pays_for():
+def test_survival_needs_vitals_that_the_environment_does_not_reward():
   make(environments.make('catch'))
   for options in ({'alive_reward': 1.0}, {'level_bonus': 0.1}):
-    paid = oasis.Oasis(**options)
-    make(paid)
+    rewarded = oasis.Oasis(**options)
+    make(rewarded)
     with pytest.raises(ValueError, match=r'agent\.survival_scale=1: the reward .* count twice'):
-      make(paid, survival_scale=1.0)
+      make(rewarded, survival_scale=1.0)
   with pytest.raises(ValueError, match=r'agent\.survival_scale=1: .* names no vitals'):
     make(environments.make('catch'), survival_scale=1.0)
   with pytest.raises(ValueError, match=r'agent\.survival_scale=-1'):

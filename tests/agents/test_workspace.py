@@ -56,7 +56,7 @@ compiled = {}
 
 
 def features_from(made):
-  """As `make_features`, made once for each dreamer."""
+  """The function `make_features`, made once for each dreamer."""
   if id(made) not in compiled:
     compiled[id(made)] = make_features(made)
   return compiled[id(made)]
@@ -130,7 +130,7 @@ def test_largest_scores_above_the_cost_are_open(size, cost, expected):
   np.testing.assert_array_equal(gate, expected)
 
 
-def test_gate_is_exactly_0_or_1_and_follows_its_score_and_that_of_its_rival():
+def test_gate_is_exactly_0_or_1_and_follows_its_own_and_its_rivals_score():
   module = make().actor_critic.workspace
   jacobian = np.asarray(jax.jit(jax.jacobian(module.gate))(np.float32([1.0, 2.5, -1.0])))
   slope = lambda x: np.exp(-x) / (1 + np.exp(-x)) ** 2
@@ -352,7 +352,7 @@ def test_permuting_a_term_over_candidates_changes_choices(step, term):
   assert moved.mean() > 0.1
 
 
-def test_scores_are_those_of_the_formula(dreamer):
+def test_scores_equal_the_formula(dreamer):
   module = dreamer.actor_critic.workspace
   row = lambda *x: np.array([x], np.float32)
   memory = workspace.Past(row(0.5, 0.0), row(4, 1), np.float32([9]))
@@ -376,7 +376,7 @@ def test_members_that_differ_about_a_leaf_make_it_novel(dreamer, params):
   assert np.argmax(novelty, axis=-1).tolist() == [3, 6]
 
 
-def test_lack_is_that_of_the_vitals_of_a_leaf():
+def test_lack_is_computed_from_the_vitals_of_a_leaf():
   vitals = (environment.Vital('food', 0), environment.Vital('heat', 2))
   spec = {
     'body': environment.VitalsSpec((3,), np.float32, 0, 1, vitals),
@@ -426,7 +426,7 @@ def test_played_steps_name_what_is_open(make_params):
 
 
 def test_workspace_is_foreseen_with_its_environment(dreamer, params):
-  """As any agent, by `watch --dream`; `test_examination.py` and `test_fidelity.py` have one, too."""
+  """`watch --dream` needs this; `test_examination.py` and `test_fidelity.py` have a workspace, too."""
   observation, *_ = observations_of(0, 8)
   foreseen = jax.eval_shape(
     dreamer.agent.foresee, params, jax.random.key(5), observation, np.zeros(8, np.int32), 2
@@ -437,8 +437,8 @@ def test_workspace_is_foreseen_with_its_environment(dreamer, params):
 # Along steps.
 
 
-def test_steps_one_by_one_are_those_of_a_history(dreamer, params):
-  """And an episode that begins forgets what was open before."""
+def test_steps_one_by_one_equal_a_scan_of_the_history(dreamer, params):
+  """The first step of an episode resets the gates."""
   policy, module = dreamer.actor_critic, dreamer.actor_critic.workspace
   params, features = params['actor_critic'], features_of(dreamer, params, 3, 6, 4)
   terms = terms_of(np.random.default_rng(1), 6, 4)

@@ -198,7 +198,7 @@ def test_stored_state_is_read_by_sequences_that_begin_within_an_episode(sequence
 
 
 def test_sequence_model_reads_no_latents_without_images(sequence, judged):
-  """Without images z tells nothing that the numbers do not; with them see the images below."""
+  """Without images z has no information beyond the numbers; a test below has images."""
   one, other = (judged(sequence, keys).posterior.latent for keys in (KEYS, OTHER_KEYS))
   assert (one.stochastic != other.stochastic).any()
   np.testing.assert_array_equal(one.deterministic, other.deterministic)
@@ -217,7 +217,7 @@ def test_without_stored_state_sequences_begin_with_zeros(make_dreamer, params, s
 def test_latent_depends_on_the_previous_action_and_not_on_its_own(sequence, judged):
   other = sequence._replace(action=with_values(sequence.action, (2, 2), 3))
   before, after = (judged(each).posterior for each in (sequence, other))
-  # Both by the recurrence alone, and with the inputs of the transition.
+  # Both the recurrent state and the belief, which also reads the inputs of the transition, differ.
   states = [x.latent.deterministic for x in (before, after)]
   for one, another in (states, [belief(before), belief(after)]):
     changed = np.abs(another - one).max(-1) > 0
@@ -395,7 +395,7 @@ def test_numbers_that_stay_are_copied_but_at_first_steps(reconstruct):
   np.testing.assert_allclose(unsure, (15 * copied + 3 * 4 * np.log(9)) / 18, rtol=1e-4)
 
 
-def test_numbers_before_a_sequence_are_those_of_the_stored_state(sequence, judged):
+def test_numbers_before_a_sequence_come_from_the_stored_state(sequence, judged):
   """Streams 1 and 2 begin within an episode, stream 0 begins with FIRST."""
 
   def reconstruction(stream):
@@ -412,7 +412,7 @@ def test_numbers_before_a_sequence_are_those_of_the_stored_state(sequence, judge
 
 def test_predicted_changes_train_nothing_but_themselves(params, sequence, judged):
   """They serve novelty; with a gradient into the state they would compete with what is decoded."""
-  grads = judged(sequence, change_alone=True).grads
+  grads = judged(sequence, only_change=True).grads
   assert {name for name in params if size(grads[name]) > 0} == {'change'}
 
 
@@ -420,8 +420,8 @@ def test_change_of_a_first_step_is_neither_learned_nor_counted(model, params, se
   """No transition leads to it: whatever it shows, loss and moments stay."""
   fresh = jax.device_get(model.networks.numbers.initial_statistics())
   params = params | {'statistics': fresh}
-  alone = sequence._replace(step_type=np.zeros_like(sequence.step_type))
-  found = judge(model, params, KEYS, alone)
+  unrelated = sequence._replace(step_type=np.zeros_like(sequence.step_type))
+  found = judge(model, params, KEYS, unrelated)
   assert found.metrics['change'] == 0
   np.testing.assert_allclose(found.moments['change'], fresh['change'], rtol=1e-6)
   found = judge(model, params, KEYS, sequence)
@@ -440,7 +440,7 @@ def test_observation_that_never_changes_has_a_finite_loss_of_changes(
   )
   unchanged = np.zeros(numbers_lib.NUM_PROJECTIONS, np.float32)
   still = params['statistics'] | {'change': unchanged}
-  found = judge(model, params | {'statistics': still}, KEYS, constant, change_alone=True)
+  found = judge(model, params | {'statistics': still}, KEYS, constant, only_change=True)
   assert np.isfinite(found.metrics['change']) and (found.moments['change'] == 0).all()
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found.grads))
 
@@ -528,13 +528,13 @@ def test_loss_of_an_image_sums_over_its_numbers(pictures):
 
 @pytest.fixture(scope='module')
 def frames(make_dreamer, make_params, make_sequence, judge):
-  """(params, keys -> Judged) of images alone, with Gaussian latents in bfloat16."""
+  """(params, keys -> Judged) of only images, with Gaussian latents in bfloat16."""
   dreamer = make_dreamer('frames', latent='gaussian', compute_dtype='bfloat16')
   params, sequence = make_params(dreamer)['world_model'], make_sequence(dreamer)
   return params, lambda keys: judge(dreamer.model, params, keys, sequence)
 
 
-def test_environment_of_images_alone_has_no_numbers_to_carry(frames):
+def test_environment_of_only_images_has_no_numbers_to_carry(frames):
   params, judged = frames
   assert not {'encoder', 'decoder'} & set(params) and set(params['statistics']) == {'count'}
   posterior = judged(KEYS).posterior
@@ -589,7 +589,7 @@ def test_observation_and_its_multiple_have_different_embeddings(model, fresh, se
 # Bootstrap.
 
 
-def test_bootstrap_depends_on_identity_alone():
+def test_bootstrap_depends_only_on_identity():
   identity = np.array([5, 9, 5, 2**32 - 1], np.uint32)
   mask, other = (
     np.asarray(bootstrap_mask(ids, 4, 0.5)) for ids in (identity, identity[[1, 1, 1, 1]])
@@ -647,7 +647,7 @@ def test_bfloat16_latents_have_float32_losses_and_gradients(
 
 
 def test_prior_reads_the_previous_action_and_numbers(model, params):
-  """So what follows from them for certain is as certain to the prior as to the decoder."""
+  """Prior and decoder are then equally certain of what follows from these inputs."""
   state = jnp.full((4, 8), 0.3)
   previous = jnp.zeros((4, 4 + 16)).at[1, 0].set(1.0).at[2, 3].set(1.0).at[3, 4 + 7].set(1.0)
   priors = jax.jit(model.rssm.prior)(params, state, previous, jnp.zeros(4, bool))
@@ -656,8 +656,8 @@ def test_prior_reads_the_previous_action_and_numbers(model, params):
     assert (jnp.abs(means[:, i] - means[:, 0]).max(-1) > 1e-2).all()
 
 
-def test_moments_equal_those_of_each_members_prior(model, params, sequence, judged):
-  """Also those of the numbers' changes."""
+def test_moments_equal_each_members_prior(model, params, sequence, judged):
+  """The moments of the numbers' changes are included."""
   posterior = judged(sequence).posterior
 
   @jax.jit
@@ -735,7 +735,7 @@ def test_loss_gives_the_moments_that_statistics_follow(model, params, sequence, 
 
 
 def test_features_hold_memory_inputs_of_the_numbers_and_of_the_transition(make_dreamer):
-  """Also the view of the numbers, as observed; not the stochastic state, without an image."""
+  """They also hold the observed view of the numbers, but without images no stochastic state."""
   spec = environment.ViewSpec((3,), np.float32, -4, 4, lambda x: jnp.square(x[1:]))
   config = make_dreamer('masked').config
   model = dreamer_agent.make_dreamer(config, spec, specs.DiscreteArray(3)).model
@@ -760,9 +760,7 @@ def test_features_hold_memory_inputs_of_the_numbers_and_of_the_transition(make_d
   np.testing.assert_array_equal(found.transition, previous)
 
 
-def test_inputs_of_a_transition_are_those_of_the_previous_step_and_nothing_at_first(
-  sequence, judged
-):
+def test_inputs_of_a_transition_are_from_the_previous_step_and_zero_at_first(sequence, judged):
   previous = judged(sequence).posterior.previous
   first = sequence.step_type == rssm.FIRST
   assert not previous[first].any()

@@ -71,7 +71,7 @@ def test_command_prints_the_config_of_its_flags(capsys, tmp_path):
   assert config.load(tmp_path / 'config.yaml') == expected
 
 
-def test_values_of_a_file_replace_those_of_its_preset(make):
+def test_values_of_a_file_override_its_preset(make):
   made = make(
     'preset: gpu\nagent_name: ppo\nenvironment: {name: grid_world, size: 6}\n'
     'agent: {clip: 0.1}\nlearner.num_epochs: 2\n'

@@ -195,7 +195,7 @@ def test_video_that_would_fill_the_memory_is_refused(tmp_path):
   assert not (tmp_path / 'made.mp4').exists()
 
 
-def test_broken_run_is_shown_beside_healthy_ones(stranger, tmp_path, monkeypatch):
+def test_broken_run_does_not_hide_healthy_ones(stranger, tmp_path, monkeypatch):
   healthy, broken = stranger('healthy'), stranger('broken')
   (broken / 'doctor.json').write_text('[')
   (broken / 'checkpoints' / '²').mkdir()

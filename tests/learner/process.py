@@ -99,7 +99,7 @@ class Turns:
 
 
 class Queue(Batches):
-  """The same of PPO: process r also reads r old sequences with each batch, but those of no batch."""
+  """The same for PPO: process r also reads r old sequences with each batch that it gets."""
 
   def __init__(self, turns, keep, *arguments):
     super().__init__(*arguments)

@@ -205,7 +205,7 @@ def test_newest_and_best_stay_and_older_ones_lose_replay(tmp_path):
       reader.find(which)
 
 
-def test_resuming_falls_back_over_broken_checkpoints_to_whole_ones_alone(tmp_path):
+def test_resuming_skips_broken_checkpoints(tmp_path):
   make = lambda step: Run({'kernel': np.full(3, step, np.float32)}, np.ones(2), np.ones(5))
   saver = checkpoint.Checkpointer(tmp_path, keep=5)
   for step in range(1, 6):

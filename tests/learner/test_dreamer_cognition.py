@@ -1,7 +1,7 @@
 """Updates of an agent with all of cognition, on one and on eight devices.
 
 It has every part that an update may have, so it is also the one whose updates on several devices are
-compared: memory, survival, empowerment and a workspace besides what all agents have.
+compared: memory, survival, empowerment and a workspace, in addition to what all agents have.
 """
 
 import jax
@@ -165,7 +165,7 @@ def test_zeroing_the_memory_changes_trained_rewards(dreamer, one_device):
 
 
 def test_imagination_carries_what_the_start_recalled(dreamer, one_device):
-  """The reward of an imagined step is that of the action before, whose step recalled it."""
+  """An imagined step has the reward of the previous action, whose step recalled it."""
   params = one_device.begin().arrays().params['world_model']
   model = dreamer.model.rssm
   size = model.networks.recalled_size
@@ -215,7 +215,7 @@ def test_nothing_of_it_is_there_without_a_memory(dreamer):
 # Survival, empowerment and the workspace.
 
 
-def test_metrics_of_survival_are_those_of_the_batch(dreamer, one_device):
+def test_metrics_of_survival_are_computed_from_the_batch(dreamer, one_device):
   """Steps at which an episode begins have no reward; at a death the lack of everything counts."""
   batch = make_batch(dreamer)
   metrics = one_device.begin().step(batch)
@@ -232,7 +232,7 @@ def test_metrics_of_survival_are_those_of_the_batch(dreamer, one_device):
   assert metrics['actor_critic/survival_advantage'] > 0
 
 
-def test_empowerment_is_paid_as_a_share_and_scaled(dreamer, one_device):
+def test_reward_of_empowerment_is_a_share_and_scaled(dreamer, one_device):
   """Its head has had one update by random inputs, so the share is small."""
   metrics = one_device.begin().step(make_batch(dreamer))
   assert 0 < abs(metrics['intrinsic/empowerment']) < 0.2

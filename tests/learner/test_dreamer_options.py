@@ -17,7 +17,7 @@ from hephaestus.learner import dreamer_update
 
 @pytest.fixture(scope='module')
 def dreamer():
-  """It learns from imagination alone: without entropy and replayed steps."""
+  """It learns only from imagination, without entropy and replayed steps."""
   return make_dreamer(window=3, latent='gaussian', entropy_scale=0.0, replayed_value_scale=0.0)
 
 
@@ -26,7 +26,7 @@ def one_device(dreamer):
   return Trainer(dreamer_update.make_update(dreamer, RATES))
 
 
-def test_imagination_alone_trains_salience_actor_and_critic(dreamer, one_device):
+def test_imagination_by_itself_trains_salience_actor_and_critic(dreamer, one_device):
   """The critic's last layer begins with zeros, which hide it from salience in the first update."""
   one_device.begin().step(make_batch(dreamer))
   before = one_device.arrays().params['actor_critic']
@@ -38,8 +38,8 @@ def test_imagination_alone_trains_salience_actor_and_critic(dreamer, one_device)
     assert not all(jax.tree.leaves(same)), name
 
 
-def test_wide_priors_hide_disagreement_from_the_clean_novelty_alone(dreamer, one_device):
-  """And the metrics report how often it is positive."""
+def test_wide_priors_hide_disagreement_only_from_the_clean_novelty(dreamer, one_device):
+  """The metrics also report how often clean novelty is positive."""
 
   def step(bias):
     params = one_device.begin().state.params['world_model']
@@ -57,7 +57,7 @@ def test_wide_priors_hide_disagreement_from_the_clean_novelty_alone(dreamer, one
 
 
 def test_value_loss_does_not_pool_over_the_end_of_an_episode():
-  """Without a bootstrap, all that steps after a LAST step could read of it is salience's context."""
+  """Without a bootstrap, later steps could read a LAST step only through salience's context."""
   dreamer = make_dreamer(window=3)
   learner = dreamer_update.make_update(dreamer, RATES)
   state = jax.eval_shape(learner.init, jax.random.key(0))

@@ -162,7 +162,7 @@ def targets_of(dreamer, rewards, values, known=None, evidence=1.0, **of_dream):
 
   Args:
     dreamer: with the constants.
-    rewards: [H + 1, B'] of TASK, and novelty as that of NOVELTY.
+    rewards: [H + 1, B'] for TASK; novelty is the reward for NOVELTY.
     values: [H + 1, B'] of each head of the critic.
     known: [H + 1, B'], novelty in the dreams of the task's actor; None if it is the same there.
     evidence: that real returns differ.
@@ -199,7 +199,7 @@ def targets_of(dreamer, rewards, values, known=None, evidence=1.0, **of_dream):
 
 
 def test_shift_of_the_critic_does_not_change_the_actors_gradient():
-  """The actor's gradient reads the advantages alone, which are centred at each imagined step.
+  """The actor's gradient reads only the advantages, which are centred at each imagined step.
 
   With lambda = 0 a shift c of the critic shifts every temporal-difference error by (gamma - 1) c, and
   one that differs between imagined steps shifts all errors at a step alike.
@@ -241,7 +241,7 @@ def test_advantages_are_scaled_and_weighted():
 
 
 def test_novelty_beyond_its_mean_over_dreams_is_the_reward_of_its_critic():
-  """An agent that is paid for every step would not finish an episode."""
+  """An agent that is rewarded at every step would not finish an episode."""
   zeros = np.zeros((2, 2))
   rewards = {TASK: zeros, NOVELTY: [[0, 0], [1.0, 3.0]]}
   values = {TASK: zeros, NOVELTY: zeros}
@@ -267,8 +267,8 @@ def survival_of(vitals, discount):
   return jnp.concatenate([jnp.zeros_like(reward[:1]), reward])
 
 
-def test_imagined_survival_is_paid_and_scaled_and_death_costs():
-  """Four rollouts: one eats, one does not, one starves on, one is caught. Nothing else is paid."""
+def test_imagined_survival_is_rewarded_and_scaled_and_death_costs():
+  """Four rollouts: one eats, one does not, one starves on, one is caught. There is no other reward."""
   names = (TASK, NOVELTY, survival.NAME)
   zeros = {name: np.zeros((2, 4)) for name in names}
   vitals = np.full((2, 4, 2), 0.5, np.float32)
@@ -301,7 +301,7 @@ def test_constant_survival_keeps_its_sign_in_returns():
 
 
 def test_explorer_leaves_environments_once_real_returns_differ(dreamer, one_device):
-  """And only then the advantages of the task count."""
+  """Only from then on do the advantages of the task count."""
   batch = make_batch(dreamer)
   alike = batch._replace(
     reward=np.where(batch.step_type == dm_env.StepType.FIRST, 0, -1).astype(np.float32),
@@ -320,7 +320,7 @@ def test_explorer_leaves_environments_once_real_returns_differ(dreamer, one_devi
   assert one_device.step(alike)['intrinsic/exploring'] == pytest.approx(share)
 
 
-def test_values_of_replayed_steps_train_the_model_after_warm_up_alone(one_device):
+def test_values_of_replayed_steps_train_the_model_only_after_warm_up(one_device):
   """Their gradient reaches the features, so that latents keep what later rewards depend on."""
   dreamer = make_dreamer(warm_up_updates=WARM_UP)
   batch = experience.time_major(make_batch(dreamer))
@@ -346,7 +346,7 @@ def test_each_update_has_its_own_key(dreamer, one_device):
   assert len(set(keys)) == 3
 
 
-def test_warm_up_trains_the_world_model_alone(dreamer, one_device):
+def test_warm_up_trains_only_the_world_model(dreamer, one_device):
   """The policy's optimizer, averages and ranges do not change either; real returns are compared."""
 
   def parts():

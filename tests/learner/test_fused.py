@@ -306,7 +306,7 @@ class Picture(Puzzle):
 
   observation_spec = specs.BoundedArray(
     (8, 9, 1), np.float32, 0, 2
-  )  # no bytes: those of so few are no image
+  )  # floats, since few levels of uint8 are no image
 
   def reset(self, key):
     return self._shown(*super().reset(key))

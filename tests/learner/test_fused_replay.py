@@ -98,7 +98,7 @@ def test_replay_is_not_copied_between_updates():
   assert larger.num_bytes - program.num_bytes == pytest.approx(storage, rel=0.02)
 
 
-def test_observation_of_images_alone_is_stored_and_resumed():
+def test_observation_of_only_images_is_stored_and_resumed():
   """Its state has no numbers, [N, 0], of which no axis follows from the others."""
   program = make_program(base=IMAGES, learns=False)
   state, _ = program.iterate(begin(program), 3)

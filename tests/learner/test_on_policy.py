@@ -107,7 +107,7 @@ def test_old_sequences_are_discarded_and_the_count_survives_restarts(tmp_path):
   assert {'ppo/approx_kl', 'ppo/entropy', 'ppo/learning_rate'} <= set(row)
   snapshot = run.newest()
   assert (snapshot.version, snapshot.environment_step) == (3, 4 * STEPS)
-  # The first parameters, those of each update, and the last once more.
+  # Published are the first parameters, the result of each update, and the last once more.
   published = reverb.Client(run.address).server_info()[tables.PARAMS].rate_limiter_info.insert_stats
   assert published.completed == 1 + 3 + 1
 

@@ -68,12 +68,12 @@ def test_eight_devices_take_the_step_of_one(memory):
 )
 def test_two_processes_take_the_steps_of_one_of_as_many_devices(ppo, processes, each, tolerance):
   both = processes('ppo', 3, 'starve', devices=each)
-  alone = make_trainer(ppo, 2 * each)
+  single = make_trainer(ppo, 2 * each)
   for seed in range(3):
-    alone.step(make_batch(ppo, seed))
+    single.step(make_batch(ppo, seed))
   both.wait_for(lambda: 3 in both.saved(), 'three updates')
   saved = checkpoint.Checkpointer(both.folder / 'checkpoints', read_only=True)
-  expected = alone.arrays()
+  expected = single.arrays()
   found, _ = saved.restore(stale_filter.saved_shapes(expected))
   same = functools.partial(np.testing.assert_allclose, rtol=0, atol=tolerance)
   jax.tree.map(same, found.train, expected)

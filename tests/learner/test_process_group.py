@@ -49,14 +49,14 @@ def test_process_stopped_while_compiling_saves_replay_and_exits(processes):
 def test_two_processes_of_the_dreamer_take_the_step_of_one_of_eight_devices(processes):
   both = processes('dreamer', 1, 'starve')
   dreamer = small_dreamer.make_dreamer()
-  alone = trainer.Trainer(dreamer_update.make_update(dreamer, small_dreamer.RATES), 8)
-  alone.step(small_dreamer.make_batch(dreamer))
+  single = trainer.Trainer(dreamer_update.make_update(dreamer, small_dreamer.RATES), 8)
+  single.step(small_dreamer.make_batch(dreamer))
   both.wait_for(both.saved, 'an update')
   ours = checkpoint.Checkpointer(both.folder / 'checkpoints', read_only=True)
-  state, step = ours.restore(checkpoint.replica(alone.state))
+  state, step = ours.restore(checkpoint.replica(single.state))
   assert step == 1
   moments = lambda state: jax.tree.leaves((state.model_opt_state, state.policy_opt_state))
-  for found, expected in zip(moments(state), moments(alone.arrays()), strict=True):
+  for found, expected in zip(moments(state), moments(single.arrays()), strict=True):
     np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-6)
   # Waiting for something to learn from, both are there; one does not outlive the other.
   both.running[1].kill()

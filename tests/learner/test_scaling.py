@@ -20,7 +20,7 @@ def work():
 
 
 def test_devices_exchange_their_gradients_and_metrics(work):
-  """For eight devices, see test_dreamer_cognition."""
+  """`test_dreamer_cognition.py` tests eight devices."""
   program = scaling.compile_for(work, 2)
   dreamer = dreamer_agent.make_dreamer(work.agent, work.observation_spec, work.action_spec)
   params = jax.eval_shape(dreamer.agent.init_params, jax.random.key(0))

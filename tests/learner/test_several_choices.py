@@ -56,7 +56,7 @@ def world():
 
 
 def make_dreamer(world):
-  """With one member, and so without novelty."""
+  """The model has one member, and so no novelty."""
   sizes = tiny.DREAMER | {'horizon_max': 2, 'ensemble_size': 1}
   config = dreamer_config.DreamerConfig(**sizes, warm_up_updates=0, unimix=0.3)
   return dreamer_agent.make_dreamer(config, world.observation_spec, world.action_spec)
@@ -106,7 +106,7 @@ def test_ppo_samples_legal_choices_and_learns_from_them(world):
 
 
 def test_dreamer_samples_legal_choices_and_its_actor_learns_from_them(world):
-  """Imagined choices are those of the policy, so the update itself, of one member, is only traced."""
+  """The policy samples imagined choices, too, so the update, of one member, is only traced."""
   made = make_dreamer(world)
   learner = dreamer_update.make_update(made, learner_config.LearnerConfig(batch_size=NUM_WORLDS))
   state = jax.jit(learner.init)(jax.random.key(0))

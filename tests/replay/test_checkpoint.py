@@ -167,7 +167,7 @@ def test_checkpoints_are_kept_in_order_after_the_clock_was_set_back(saved, serve
   assert sorted(os.listdir(os.path.join(directory, 'kept'))) == kept
 
 
-def test_folders_that_are_no_checkpoints_are_left_alone(saved):
+def test_folders_that_are_no_checkpoints_are_kept(saved):
   directory, paths = saved
   others = [
     os.path.join(directory, place, name)

@@ -99,7 +99,7 @@ def test_reset_counters_give_no_rates(serve, unlimited, schema, make_sequences):
   assert report['tables']['episodic']['inserted'] == 0
 
 
-def test_memory_of_a_local_server_is_that_of_its_process(serve, unlimited):
+def test_memory_of_a_local_server_is_its_process_resident_set(serve, unlimited):
   _, address = serve(unlimited())
   here = psutil.Process(os.getpid()).memory_info().rss
   assert inspector.Inspector(address).poll()['memory']['server'] == pytest.approx(here, rel=0.2)

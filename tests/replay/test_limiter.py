@@ -56,7 +56,7 @@ def ratio_after(serve, schema, make_sequences):
 def test_replay_ratio_holds_when_writer_is_faster(share, ratio_after):
   report, entry, _ = ratio_after(share, write_pause=0.0, read_pause=0.004)
   ratio = report['replay_ratio']
-  # The limiter allows a constant slack beside the ratio.
+  # The limiter allows a constant slack in addition to the ratio.
   slack = (4.0 * 4 + 16 / (1 - share)) / 580
   assert ratio['achieved'] == pytest.approx(ratio['configured'], rel=0.05, abs=slack)
   assert entry.throttled_seconds > 0

@@ -14,7 +14,7 @@ from hephaestus.replay import checkpoint, connection, loopback, tables, writer
 
 @pytest.fixture(scope='module')
 def outside():
-  """An address of this machine other than that of loopback."""
+  """An address of this machine other than the loopback address."""
   addresses = [
     entry.address
     for entries in psutil.net_if_addrs().values()

@@ -30,8 +30,8 @@ def read(address, config, schema, batches, **options):
 def test_batches_have_the_shares_and_frontier_holds_the_newest(
   share, serve, unlimited, schema, make_sequences
 ):
-  # The frontier holds the last 20 of 200 sequences, and the other stratum the first ones, because a
-  # writer of that stratum alone has filled it before.
+  # The frontier holds the last 20 of 200 sequences, and the other stratum the first ones, because an
+  # earlier writer, with only that stratum, has filled it.
   config = unlimited(frontier=20, episodic=1000, share=share)
   frontier, episodic = config.strata
   _, address = serve(config)

@@ -114,11 +114,11 @@ def siphon(state: State, action: jax.Array, bits: jax.Array) -> State:
   is_siphon = action == state_lib.SIPHON
   rows, cols = state_lib.column(np.indices((state_lib.SIZE,) * 2, np.int32), action.ndim)
   rows, cols = rows - state.row, cols - state.col
-  is_beside = jnp.abs(rows) + jnp.abs(cols) == 1
+  is_adjacent = jnp.abs(rows) + jnp.abs(cols) == 1
   is_program = state.block_type == state_lib.PROGRAM
   worth = jnp.where(is_program, PROGRAM_VALUE, state.block_points)
   preference = jnp.where(rows == 1, 3, jnp.where(rows == -1, 2, jnp.where(cols == -1, 1, 0)))
-  is_candidate = is_siphon & is_beside & state.has_unsiphoned_block & (worth > 0)
+  is_candidate = is_siphon & is_adjacent & state.has_unsiphoned_block & (worth > 0)
   appeal = jnp.where(is_candidate, 4 * worth + preference, 0)
   best = jnp.max(appeal, axis=(0, 1))
   found = best > 0

@@ -190,12 +190,12 @@ def row(task: suite.Task, folder: pathlib.Path, evaluations: dict[str, Any]) -> 
   Args:
     task: task of the run.
     folder: folder of the run.
-    evaluations: mean episode returns after the last step: 'greedy' and 'sampled' actions of the agent,
-      and those of the 'random' policy.
+    evaluations: mean episode returns after the last step, of the agent with 'greedy' and with 'sampled'
+      actions, and of the 'random' policy.
 
   Returns:
-    {'steps', 'updates', 'episodes': numbers of each while training, the fields of `Summary`, those of
-    `evaluations`, 'target': required score, 'reached': see `reaches_target`}
+    {'steps', 'updates', 'episodes': numbers of each while training, the fields of `Summary`, the items
+    of `evaluations`, 'target': required score, 'reached': see `reaches_target`}
   """
   spans, last_step = read(folder)
   points = curve(spans, task.steps, last_step)

@@ -22,8 +22,8 @@ NOTES = """
 Medians over seeds; in parentheses the lowest and the highest. Score: mean episode return while
 acting, in the last tenth of the steps. Area: mean of the curve of tenths. Retention: (last fifth -
 random) / (best fifth - random), 1 where nothing was learned. Greedy, sampled and random: evaluations
-after the last step. Reached: seeds that reach the target score, of all; beside PPO, at equal steps
-above the median of PPO's seeds.
+after the last step. Reached: number of seeds that reach the target score. For a comparison with PPO
+the target is the median of PPO's seeds, at equal steps.
 """
 
 

@@ -221,12 +221,12 @@ def test_first_has_no_reward_and_only_last_may_have_discount_zero(played):
 
 def test_vmapped_environments_match_a_single_one(played, batched):
   _, _, timesteps = played
-  alone = jax.tree.map(lambda *steps: np.stack(steps), *timesteps)
+  unbatched = jax.tree.map(lambda *steps: np.stack(steps), *timesteps)
   one = jax.tree.map(lambda leaf: leaf[0], batched)
-  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), one, alone)
+  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), one, unbatched)
 
 
-def test_trajectory_depends_on_the_key_alone(batched):
+def test_trajectory_depends_only_on_the_key(batched):
   one, other, same = ([leaf[n] for leaf in jax.tree.leaves(batched)] for n in range(3))
   assert all(np.array_equal(a, b) for a, b in zip(one, same, strict=True))
   assert not all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
@@ -249,7 +249,7 @@ def test_scripted_policy_beats_the_random_policy(case, environment):
   if case.name in ('ice', 'noisy_corridor'):
     pytest.skip('all rewards are 0')
   if case.name in ('catch', 'errands', 'grid_world', 'oasis', 'sprites'):
-    pytest.skip('its own tests, or those of wrappers, compare both scores with exact ones')
+    pytest.skip('its own tests or the tests of wrappers compare both scores with exact ones')
   # Without auto-reset, which would compile the reset once more.
   reference = wrappers.reference_returns(environment.environment, num_episodes=64)
   assert reference is not None

@@ -28,7 +28,7 @@ def outcomes(state, action):
 
 
 @pytest.mark.parametrize('countdown, button', [(IN_ORDER, 3), ((8, 7, 6, 5, 0, 3, 2, 1), 1)])
-def test_button_of_the_errand_that_is_due_pays(countdown, button):
+def test_button_of_the_errand_that_is_due_is_rewarded(countdown, button):
   for action in range(4):
     _, timesteps = outcomes(state_of(countdown), action)
     assert set(timesteps.reward.tolist()) == {1.0 if action == button else -1.0}
@@ -74,7 +74,7 @@ def test_episodes_begin_in_any_order_with_any_button():
 
 @pytest.fixture(scope='module')
 def episodes():
-  """[64, 50, 8] countdowns of random play, the reset's included."""
+  """[64, 50, 8] countdowns under the random policy, the reset's included."""
 
   def play(key):
     reset_key, *keys = jax.random.split(key, 50)

@@ -94,7 +94,7 @@ def test_dm_env_checks_the_environment(environment):
   assert result.testsRun > 3 and not result.errors and not result.failures, result
 
 
-def test_gymnax_environment_runs_in_a_scan_like_that_of_purejaxrl(environment):
+def test_gymnax_environment_runs_in_a_scan_as_in_purejaxrl(environment):
   exported, params = export.as_gymnax(environment)
 
   def act(key, observation):
@@ -148,7 +148,7 @@ def test_gymnax_step_resets_at_the_end_and_shows_the_last_observation():
   assert done and info['truncated'] and info['discount'] == 1.0
 
 
-def test_gymnax_spaces_are_those_of_the_specs(environment):
+def test_gymnax_spaces_equal_the_specs(environment):
   pytest.importorskip('gymnax')
   exported, params = export.as_gymnax(environment)
   observation, _ = jax.eval_shape(exported.reset, jax.random.key(0), params)

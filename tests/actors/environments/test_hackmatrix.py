@@ -151,7 +151,7 @@ def test_stun_lasts_one_enemy_turn():
 @pytest.mark.parametrize(
   'position, enemy, blocks, moved',
   [
-    pytest.param((0, 0), (VIRUS, 1, 0), [], (1, 0), id='a virus beside the player stays'),
+    pytest.param((0, 0), (VIRUS, 1, 0), [], (1, 0), id='a virus next to the player stays'),
     pytest.param((0, 0), (VIRUS, 3, 3), [], (2, 2), id='rows come first when distances are equal'),
     pytest.param((0, 0), (DAEMON, 3, 0), [(2, 0)], (2, 0), id='straight on it walks into a block'),
     pytest.param((0, 0), (DAEMON, 3, 2), [(2, 2)], (2, 1), id='it shifts around a block'),

@@ -366,10 +366,10 @@ def distance(game):
   while frontier:
     if exit_ in frontier:
       return steps
-    beside = {(r + dr, c + dc) for r, c in frontier for dr, dc in STEPS}
+    adjacent = {(r + dr, c + dc) for r, c in frontier for dr, dc in STEPS}
     frontier = [
       cell
-      for cell in beside - reached
+      for cell in adjacent - reached
       if inside(cell) and (cell == exit_ or game.block_type[cell[0]][cell[1]] == 0)
     ]
     reached |= set(frontier)

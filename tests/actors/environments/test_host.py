@@ -438,7 +438,7 @@ class Walk(host.LibraryEnv):
     ({'stuck': 1}, "observation['action_mask']: no action is legal at 70% of steps"),
   ],
 )
-def test_broken_host_environment_is_refused_by_random_play(wrong, words):
+def test_broken_host_environment_is_refused_by_random_actions(wrong, words):
   environment = host.HostEnvironment(lambda: Walk(**wrong), 1000)
   with pytest.raises(ValueError) as error:
     host.check_values(environment, 0, num_steps=20)

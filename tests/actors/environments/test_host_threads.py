@@ -26,7 +26,7 @@ NUM_ENVS, LENGTH, MAX_STEPS = 3, 4, 5
 
 
 class Program(dm_env.Environment):
-  """Notes each call with its thread; each step may meet those of other instances, or fail."""
+  """Notes each call with its thread; a step may overlap with other instances' steps, or fail."""
 
   calls: ClassVar = collections.defaultdict(list)  # number of an instance -> its calls
   meeting = None

@@ -126,8 +126,8 @@ def test_empowerment_equals_values_by_hand():
   assert found.shape == (9, 9)
   expect = lambda *cell, value: np.testing.assert_allclose(found[cell], value, atol=1e-6)
   expect(4, 6, value=np.log(5))
-  expect(4, 4, value=np.log(5))  # beside the ice
-  expect(6, 7, value=np.log(5))  # beside a pit
+  expect(4, 4, value=np.log(5))  # next to the ice
+  expect(6, 7, value=np.log(5))  # next to a pit
   for cell in PITS:
     expect(*cell, value=0.0)
   # In the corner up and right are as stay; at the edge one action is.
@@ -141,7 +141,7 @@ def test_empowerment_equals_values_by_hand():
   assert 0 < found[0, 0] < found[4, 2] < 0.02 < found[0, 8] < np.log(5)
 
 
-def test_empowerment_depends_on_the_layout_alone():
+def test_empowerment_depends_only_on_the_layout():
   here, there = state_of((0, 0)), state_of((8, 8), step_count=50)
   np.testing.assert_array_equal(empowerment(here), empowerment(there))
   turned = state_of((0, 0), side=UP)

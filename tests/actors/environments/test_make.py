@@ -327,7 +327,7 @@ class Faulty(Still):
     ({'last': 6}, 'wrappers.TimeLimit would; it has not ended at step 5 when'),
   ],
 )
-def test_broken_environment_is_refused_by_random_play(wrong, words):
+def test_broken_environment_is_refused_by_random_actions(wrong, words):
   env = Faulty(**wrong)
   environment.check(env)
   with pytest.raises(ValueError) as error:
@@ -355,7 +355,7 @@ def test_making_an_environment_initialises_no_device():
 
 
 def test_instance_gets_a_name_that_no_other_has():
-  """Also after a resumed run has given one a later name."""
+  """This holds also after a resumed run has given one a later name."""
 
   class Mine(catch.Catch):
     pass

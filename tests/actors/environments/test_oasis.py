@@ -123,7 +123,7 @@ def test_time_limit_truncates_unless_a_vital_is_zero():
   assert timestep.last() and timestep.discount == 0
 
 
-def test_baselines_pay_for_survived_steps():
+def test_baselines_reward_survived_steps():
   env = oasis.Oasis(alive_reward=1.0, level_bonus=0.5)
   reward = lambda *left: float(outcomes(state_of((4, 4), left=left), STAY, env)[1].reward[0])
   assert reward(60, 40, 90) == 1 + 0.5 * 3

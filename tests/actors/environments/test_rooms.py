@@ -42,7 +42,7 @@ def opened():
   return jax.device_get(play(jax.random.key(0)))
 
 
-def test_right_door_pays_and_ends_the_episode(opened):
+def test_right_door_is_rewarded_and_ends_the_episode(opened):
   (_, first), door, (_, right), (_, wrong) = opened
   assert (right.reward, wrong.reward) == (1.0, 0.0)
   assert right.last() and wrong.last() and right.discount == 0.0

@@ -33,7 +33,7 @@ def begun(num_objects=3, held_out=False):
 
 
 @pytest.mark.parametrize('action, reward', [(RIGHT, 1.0), (DOWN, -1.0), (LEFT, -1.0)])
-def test_the_wanted_object_pays_and_any_other_costs(action, reward):
+def test_wanted_object_is_rewarded_and_any_other_is_penalised(action, reward):
   _, timestep = step(state_of((5, 6, 9, 4)), action)
   assert timestep.last() and timestep.discount == 0 and timestep.reward == reward
 

@@ -64,7 +64,7 @@ def test_same_call_continues_with_sections_that_failed_or_are_missing(measured):
 
 
 def test_nothing_begins_once_no_time_is_left(tmp_path):
-  """And the error of an earlier call stays."""
+  """The error of an earlier call stays."""
   out = tmp_path / 'results.json'
   out.write_text('{"rehearsal": false, "sections": {"learner": {"error": "was killed"}}}')
   sections = accelerator.sections('laptop', tmp_path)

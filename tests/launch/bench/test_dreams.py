@@ -1,4 +1,4 @@
-"""`hephaestus bench dreams`: a run's imagination beside its environment."""
+"""`hephaestus bench dreams`: a run's imagination compared with its environment."""
 
 import functools
 import json

@@ -176,7 +176,7 @@ def test_bad_input_for_replay_is_named(capsys, arguments, words):
 
 
 @pytest.mark.slow
-def test_run_is_measured_beside_its_parts(capsys, monkeypatch, tiny):
+def test_run_is_compared_with_its_parts(capsys, monkeypatch, tiny):
   assert jax.devices()  # devices of this process, before XLA_FLAGS is removed
   monkeypatch.delenv('XLA_FLAGS', raising=False)
   assert run('end-to-end', '--seconds', 0.5, '--json', '--set', *tiny) == 0

@@ -83,7 +83,7 @@ def test_retention_is_on_a_scale_from_the_random_policy(points, base, expected):
   assert scores.retention(points, base) == pytest.approx(expected)
 
 
-def test_retention_of_a_gain_far_below_the_target_is_that_of_nothing_learned():
+def test_retention_of_a_gain_far_below_the_target_is_as_if_nothing_was_learned():
   points = [-0.006] * 4 + [0.01] * 2 + [-0.006] * 4
   assert scores.retention(points, -0.006) < 0.1
   assert scores.retention(points, -0.006, target=0.49) == 1.0
@@ -250,7 +250,7 @@ def test_bad_input_is_named(capsys, tmp_path, arguments, expected):
 
 @pytest.fixture(scope='module')
 def one_device():
-  """For the runs that a bench of this process starts."""
+  """Makes runs that a bench of this process starts run on one device."""
   with pytest.MonkeyPatch.context() as patch:
     patch.delenv('XLA_FLAGS', raising=False)
     yield

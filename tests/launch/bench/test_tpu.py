@@ -75,7 +75,7 @@ def test_all_programs_that_a_topology_refuses_are_named_in_one_line():
   )
   assert done.returncode == 2
   assert done.stderr.count('one host, whose share of the slice is 4 of 16 devices') == 2
-  _, line = done.stderr.splitlines()  # after that of the imports
+  _, line = done.stderr.splitlines()  # the first line is about imports
   assert 'tpu/v4:2x2x4/dreamer-fused: ' in line
 
 

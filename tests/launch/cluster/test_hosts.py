@@ -172,9 +172,9 @@ def test_first_learner_is_coordinator():
   assert [node.names(placed, placed.find(f'tpu-{worker}')) for worker in range(4)] == [
     [f'learner-{worker}'] for worker in range(4)
   ]
-  alone = hosts.parse(TWO, 'hosts.yaml')
-  assert alone.coordinator is None
-  assert node.names(alone, alone.find('trainer')) == ['replay', 'learner']
+  one = hosts.parse(TWO, 'hosts.yaml')
+  assert one.coordinator is None
+  assert node.names(one, one.find('trainer')) == ['replay', 'learner']
 
 
 def test_second_learner_with_address_is_refused(write):

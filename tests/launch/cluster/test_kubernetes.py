@@ -189,7 +189,7 @@ def test_pods_are_restricted(cases, case):
     volumes = {volume['name'] for volume in spec['volumes']}
     assert not any('hostPath' in volume for volume in spec['volumes'])
     mounts = {mount['name']: mount['mountPath'] for mount in only['volumeMounts']}
-    # Those of the shards come from the StatefulSet.
+    # The StatefulSet makes the volumes of the shards.
     is_shard = template['metadata']['labels']['app.kubernetes.io/component'] == 'replay'
     assert mounts.keys() == volumes | ({'data'} if is_shard else set())
     written = [each['value'] for each in only['env'] if each['name'] in ('HOME', 'XDG_CACHE_HOME')]
@@ -249,7 +249,7 @@ def test_network_policies_admit_only_pods_of_the_run(cases, case):
   assert outside == [{53}]
 
 
-def test_failed_actor_pod_restarts_alone(cases):
+def test_failed_actor_pod_restarts_without_others(cases):
   for case in cases.values():
     for each in case:
       if each['kind'] == 'Job':
@@ -369,7 +369,7 @@ def test_command_writes_manifests(cases, tmp_path, capsys):
   [
     (['--config', '/nowhere.yaml', '--seed', '1'], '--seed: --config /nowhere.yaml says all of it'),
     (['--config', '/nowhere.yaml'], '/nowhere.yaml: is not a config of this version'),
-    (['--preset', 'laptop', '--stay'], '--stay: is for a host with replay alone, and all has more'),
+    (['--preset', 'laptop', '--stay'], '--stay: is for a host with only replay, and all has more'),
   ],
 )
 def test_node_refuses_invalid_config_and_stay(tmp_path, capsys, arguments, words):

@@ -57,7 +57,7 @@ def test_memory_task_without_memory(train):
   changes = ('agent.memory_steps=2', 'environment.rows=12', 'environment.columns=3')
   folder = train('broken_catch:Forgetful', 5_000, *changes)
   causes = found(diagnosis.of_run(folder, num_steps=8_192, seed=0))
-  assert 'seen long before' in causes['rewarded steps told apart (area)']
+  assert 'early observation' in causes['rewarded steps told apart (area)']
 
 
 @pytest.mark.parametrize('rate', [0.001, 0.1])

@@ -29,7 +29,7 @@ def test_healthy_environment_has_no_finding(size, num_steps):
   ('kind', 'names', 'cause'),
   [
     (broken.Late, {'more by the action before it'}, 'one step late'),
-    (broken.Blind, {'variance of rewards explained'}, 'does not show what is paid'),
+    (broken.Blind, {'variance of rewards explained'}, 'does not determine the reward'),
     (
       broken.Deaf,
       {'variance explained by the action'},
@@ -45,13 +45,13 @@ def test_broken_environment_is_diagnosed(kind, names, cause):
 
 @pytest.fixture
 def without_probes(monkeypatch):
-  """As if probes explained all."""
+  """Replaces the probes by a result that explains everything."""
   perfect = lambda inputs, targets: np.ones(targets.shape[1], np.float32)
   monkeypatch.setattr(environment_checks.probe, 'explained', perfect)
 
 
 class Poor(catch.Catch):
-  """Pays nothing."""
+  """All rewards are 0."""
 
   def step(self, key, state, action):
     state, timestep = super().step(key, state, action)
@@ -61,9 +61,9 @@ class Poor(catch.Catch):
 @pytest.mark.parametrize(
   ('kind', 'name', 'cause'),
   [
-    (broken.Endless, 'early ends called a time limit', 'with a discount of 1'),
+    (broken.Endless, 'early ends marked as truncated', 'with a discount of 1'),
     (broken.Beyond, 'contract', 'the spec says 0 to 1, it is 7'),
-    (Poor, 'rewarded steps of a thousand', 'the random policy finds no reward at all'),
+    (Poor, 'rewarded steps per thousand', 'the random policy finds no reward at all'),
   ],
 )
 def test_fault_that_steps_show_is_found_without_probes(without_probes, kind, name, cause):

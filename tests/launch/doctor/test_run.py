@@ -26,7 +26,7 @@ HEALTHY = {
 
 
 def predictions(**changed):
-  """Those of a healthy agent, of 400 steps of which a tenth pays, but for what is changed."""
+  """Predictions of a healthy agent for 400 steps, a tenth of them rewarded, with some changed."""
   reward = np.tile([1.0] + [0.0] * 9, 40)
   steps = np.ones(400)
   healthy = {
@@ -38,7 +38,7 @@ def predictions(**changed):
 
 
 def reports(**changed):
-  """Those of a run, of which the newest are changed."""
+  """Rows of a run's metrics, of which the newest are changed."""
   return [HEALTHY] * 6 + [HEALTHY | changed] * 2
 
 
@@ -69,7 +69,7 @@ def test_each_part_that_has_not_learned_is_named(changed, name):
 
 @pytest.mark.parametrize(
   ('now', 'early', 'cause'),
-  [(0.9, 0.9, 'has not learned'), (0.0, 0.5, 'seen long before'), (0.0, 0.0, 'does not show')],
+  [(0.9, 0.9, 'has not learned'), (0.0, 0.5, 'early observation'), (0.0, 0.0, 'not determine')],
 )
 def test_cause_of_unpredicted_rewards_is_found_by_the_probes(now, early, cause):
   explained = EXPLAINED._replace(reward=now, reward_early=early)

@@ -232,9 +232,9 @@ def test_report_omits_unknown_distributions(nodes):
   row = report['strata']['frontier']
   assert row['version'] is None and row['episode_return'] is None and row['episodes'] == 0
   assert {line['distribution of'] for line in terminal.distributions(report)} == {'age, steps'}
-  alone = live.inspect(nodes.address, seconds=0.01)
-  assert alone['strata']['frontier']['age_steps'] is None and terminal.distributions(alone) == []
-  assert alone['strata']['frontier']['shared'] == 1.0
+  server = live.inspect(nodes.address, seconds=0.01)
+  assert server['strata']['frontier']['age_steps'] is None and terminal.distributions(server) == []
+  assert server['strata']['frontier']['shared'] == 1.0
 
 
 def quantiles_of(*values):
@@ -463,7 +463,7 @@ def test_exporter_serves_report(nodes, exporter):
   assert fetch(exporter) == (200, 'hephaestus_up 0\n')
 
 
-def test_exporter_serves_loopback_alone(exporter, nodes, capsys):
+def test_exporter_serves_only_loopback(exporter, nodes, capsys):
   assert exporter.server_address[0] == '127.0.0.1'
   assert fetch(exporter, host='evil.example')[0] == 403
   assert fetch(exporter, path='/')[0] == 404

@@ -59,7 +59,7 @@ def observations(count):
   return np.random.default_rng(0).random((count, 12)) < 0.3
 
 
-def test_run_is_that_of_the_command(ppo):
+def test_run_equals_one_of_the_command(ppo):
   config = launch_config.load(ppo.folder / 'config.yaml')
   assert config.fused and config.seed == 3 and config.max_environment_steps == 300
   assert config.agent_name == 'ppo' and config.actor.num_envs == 16
@@ -102,7 +102,7 @@ def test_curves_have_nan_where_a_report_lacks_a_value(run, tmp_path):
     ({'env': 5}, 'env=5: give a name, an instance'),
     ({'fused': True, 'expose': True}, '--expose: a fused run listens at no port'),
     ({'env': catch.Catch(), 'set': {'environment.rows': 5}}, 'was given as an instance; give one'),
-    ({'env': catch.Catch(), 'fused': False}, 'an instance is in this process alone'),
+    ({'env': catch.Catch(), 'fused': False}, 'an instance exists only in this process'),
     ({'steps': 'many'}, "steps='many': write a whole number, such as 100000 or 1e5"),
   ],
 )
@@ -119,7 +119,7 @@ def test_unknown_option_is_refused():
     hephaestus.train('catch', stepz=3)
 
 
-def test_overrides_of_a_mapping_are_those_of_the_command():
+def test_overrides_by_a_mapping_equal_overrides_by_the_command():
   overrides = {
     'agent': {'gamma': np.float32(0.5), 'compute_dtype': 'float32'},
     'max_minutes': None,
@@ -135,7 +135,7 @@ def test_overrides_of_a_mapping_are_those_of_the_command():
   assert training._assignments(['seed=3']) == ['seed=3']
 
 
-def test_several_processes_run_beside_this_one(monkeypatch, tmp_path, capfd):
+def test_several_processes_run_as_children_of_this_one(monkeypatch, tmp_path, capfd):
   given = tmp_path / 'given'
   fake = tmp_path / 'python'
   fake.write_text(
@@ -257,7 +257,7 @@ def test_exported_policy_acts_as_the_run(run, policy, tmp_path, capsys):
 @pytest.mark.parametrize(
   ('change', 'words'),
   [
-    (lambda content: content.update(format=2), 'its format is 2, that of this version is 1'),
+    (lambda content: content.update(format=2), 'its format is 2, this version reads 1'),
     (lambda content: content['config']['agent'].update(hidden_size=17), 'should be float32'),
     (lambda content: content.pop('action_spec'), "'action_spec'"),
   ],

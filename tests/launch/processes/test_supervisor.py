@@ -72,7 +72,7 @@ def interrupt():
 
 
 def in_background(function):
-  """Runs beside the supervisor, which keeps the main thread; ends the run when it fails."""
+  """Runs in a thread, because the supervisor needs the main one; ends the run when it fails."""
 
   def run():
     try:
@@ -154,7 +154,7 @@ def test_process_gets_its_variables_and_log(make):
   assert lines[2:] == ['catch', 'in trouble']
 
 
-def test_killed_process_is_restarted_alone(make):
+def test_killed_process_is_restarted_and_others_continue(make):
   events = []
 
   def on_event(event):
@@ -403,7 +403,7 @@ def test_second_interrupt_kills_at_once(make):
 
 
 def test_signal_that_arrives_twice_counts_once(make):
-  """As from `timeout`, which signals its child and then its group."""
+  """`timeout` does this: it signals its child and then its group."""
   events = []
 
   def on_event(event):

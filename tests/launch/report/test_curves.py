@@ -257,7 +257,7 @@ def test_truncated_last_line_is_not_read(tmp_path):
   assert curves.make([folder]).markdown == before
 
 
-def test_damaged_line_is_left_out_and_said(tmp_path, capsys):
+def test_damaged_line_is_left_out_and_reported(tmp_path, capsys):
   folder = write_run(tmp_path / 'a', [(0, 0.0), (100, 1.0)])
   before = curves.make([folder])
   with open(folder / 'metrics' / 'evaluator.jsonl', 'ab') as file:
@@ -342,7 +342,7 @@ def test_each_environment_has_picture_and_table(tmp_path, capsys):
   assert f'--out {tmp_path / "file"}: cannot be written to' in capsys.readouterr().err
 
 
-def test_report_of_one_metric_has_its_picture_alone(tmp_path):
+def test_report_of_one_metric_has_only_its_picture(tmp_path):
   folders = [
     write_run(tmp_path / f'{seed}', [(0, 0.0), (2000, 0.5)], overrides=[f'seed={seed}'])
     for seed in range(2)

@@ -53,7 +53,7 @@ def test_page_asks_as_often_as_inspect():
 
 
 class Served:
-  """The server of a page of some runs, with requests like those of a browser."""
+  """The server of a page of some runs, with requests as from a browser."""
 
   def __init__(self, folders, videos):
     videos.mkdir(exist_ok=True)
@@ -148,7 +148,7 @@ def test_only_get_is_served(folder, serve):
   assert {path: path.stat().st_mtime_ns for path in folder.rglob('*')} == before
 
 
-def test_content_policy_permits_own_server_alone(folder, serve):
+def test_content_policy_permits_only_own_server(folder, serve):
   served = serve(folder)
   for path, token in (('', 'secret'), ('api/runs', 'secret'), ('', 'wrong'), ('nothing', 'secret')):
     policy = served.ask(path, token=token)[2].headers['Content-Security-Policy']
@@ -281,7 +281,7 @@ def test_seeds_become_one_curve_that_is_sent_once(tmp_path, serve):
   assert served.ask('api/curves?x=age')[0] == 404
 
 
-def test_config_differences_of_two_agents_are_those_of_keys_that_both_have(tmp_path):
+def test_config_differences_of_two_agents_are_only_in_keys_that_both_have(tmp_path):
   made = (presets.laptop('catch'), presets.ppo_laptop('catch'))
   for index, each in enumerate(made):
     folder_lib.open_run(tmp_path / str(index), each)
@@ -311,7 +311,7 @@ def test_long_run_is_thinned_and_read_in_parts(folder, serve):
   assert curve['mean'][5] == 0.12346
 
 
-def test_videos_are_served_from_their_folder_alone(folder, serve):
+def test_videos_are_served_only_from_their_folder(folder, serve):
   path = folder / 'videos' / '70.gif'
   imageio.mimsave(
     path, [np.full((31, 40, 3), shade, np.uint8) for shade in (0, 90, 200)], duration=125

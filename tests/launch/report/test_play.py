@@ -100,13 +100,13 @@ def test_parts_of_cognition_are_shown_where_there_are_any():
     'empowerment 1.25  food 0.50  water 1.00' in play._line(played)
   )
   console = rich.console.Console(file=io.StringIO(), width=80, height=30)
-  console.print(play._beside_numbers(console, played, 'title'))
+  console.print(play._with_numbers(console, played, 'title'))
   shown = console.file.getvalue()
   assert 'stay ██████████ 3.00 x 1.00' in shown and 'left 0.50 at 0.95' in shown
   assert shown.count('█') >= 10 + 5 + 10 and 'vitals' in shown and 'open: eye, recall' in shown
   assert 'open: nothing' in play._line(played._replace(gates={'eye': False}))
   assert 'right' not in shown.split('remembered')[1]
-  console.print(play._beside_numbers(console, played._replace(recalled=None), 'title'))
+  console.print(play._with_numbers(console, played._replace(recalled=None), 'title'))
   assert console.file.getvalue().count('remembered') == 1
 
 
@@ -125,7 +125,7 @@ def test_video_has_every_frame(folder, tmp_path, capsys):
   assert run(folder, '--output', video, '--episodes', 2, '--fps', 20) == 0
   frames = imageio.mimread(video)
   assert len(frames) <= 2 * (STEPS + 1)  # equal neighbours are one
-  assert frames[0].shape[1] > 200  # the policy's probabilities are beside the picture
+  assert frames[0].shape[1] > 200  # the policy's probabilities are next to the picture
   assert capsys.readouterr().out.splitlines()[-1] == f'{video}: {2 * (STEPS + 1)} frames'
 
 

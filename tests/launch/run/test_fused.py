@@ -178,7 +178,7 @@ def test_run_begins_with_the_agent_of_another(finished, tmp_path, capsys):
   jax.tree.map(np.testing.assert_array_equal, old.params, new.params)
   assert int(new.step) == 0 and int(old.step) == 5
 
-  # A run with actors begins with those of a fused one.
+  # A run with actors can begin with the parameters of a fused run.
   queue = ['replay.strata[0].max_size=8', 'learner.fused=false']
   made = config.override(config.load(folder / 'config.yaml'), queue)
   third = tmp_path / 'third'
@@ -438,7 +438,7 @@ def test_ctrl_c_saves_and_prints_how_to_resume(train, tmp_path, capfd):
   user.join()
   out, error = capfd.readouterr()
   assert code == 130, error
-  assert out.splitlines()[-1] == f'stopped; go on with: hephaestus train --run {folder}'
+  assert out.splitlines()[-1] == f'stopped; resume with: hephaestus train --run {folder}'
   assert '\nstopping: saving the last checkpoint' in out
   assert 'Traceback' not in error
   assert list((folder / 'checkpoints').iterdir())

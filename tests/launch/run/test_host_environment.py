@@ -13,7 +13,7 @@ PPO = (
 
 
 @pytest.mark.timeout(600)
-def test_run_makes_two_instances_more_than_those_of_its_nodes_and_closes_all(folder):
+def test_run_makes_two_instances_more_than_its_nodes_need_and_closes_all(folder):
   options = (*PPO, 'max_environment_steps=1000')
   run = runs.Launch(folder, *options, agent='ppo', environment='dm_env/slow_program:SlowProgram')
   assert run.end() == 0, run.words()

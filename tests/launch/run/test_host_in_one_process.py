@@ -101,7 +101,7 @@ def test_interrupt_ends_an_unroll_and_the_run_resumes(train, tmp_path, capsys):
   slow = (*PPO, 'environment.seconds=0.01', 'environment.interrupt_after=12')
   begin = ['--agent', 'ppo', '--env', PROGRAM, '--preset', 'laptop', '--steps', 300]
   assert train(*begin, '--set', *slow) == 130
-  assert 'stopped; go on with' in capsys.readouterr().out.splitlines()[-1]
+  assert 'stopped; resume with' in capsys.readouterr().out.splitlines()[-1]
   assert os.listdir(tmp_path / 'run' / 'checkpoints') == ['1']
   noted = instances(tmp_path)
   assert noted['make'] == noted['close'] > 8

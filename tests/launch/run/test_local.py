@@ -266,7 +266,7 @@ def test_summary_leaves_out_a_score_that_there_is_not(run):
 
 
 @pytest.mark.parametrize('is_own', [True, False])
-def test_node_that_fails_again_and_again_shows_the_error_of_own_code_alone(run, capsys, is_own):
+def test_node_that_fails_again_and_again_shows_only_errors_of_own_code(run, capsys, is_own):
   made, folder, _ = run
   (folder / 'logs').mkdir()
   log = folder / 'logs' / 'actor-0.log'

@@ -1,4 +1,4 @@
-"""Without the packages of several processes, runs of one process work, and others are refused."""
+"""Runs of one process work without the packages of several processes; other runs are refused."""
 
 import json
 import sys
@@ -12,13 +12,13 @@ from hephaestus.launch.files import folder as folder_lib
 
 EXTRA = (
   "needs the extra `distributed` (pip install 'hephaestus[distributed]', "
-  'for Python 3.10 on Linux x86-64 alone)'
+  'only for Python 3.10 on Linux x86-64)'
 )
 
 
 @pytest.fixture
 def without(monkeypatch):
-  """As if they were not installed, in this process."""
+  """Hides these packages from imports of this process."""
   for name in runs.DISTRIBUTED:
     monkeypatch.setitem(sys.modules, name, None)
 
