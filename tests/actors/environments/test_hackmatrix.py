@@ -670,7 +670,7 @@ def test_invalid_option_is_refused(option, value, message):
     environments.make('hackmatrix', **{option: value})
 
 
-def test_default_of_gamma_is_that_of_both_agents():
+def test_default_of_gamma_equals_gamma_of_both_agents():
   assert GAME.gamma == masked_ppo.PPOConfig().gamma == dreamer_config.DreamerConfig().gamma
 
 

@@ -145,7 +145,7 @@ def test_run_ends_resumes_and_is_evaluated(finished, train, tmp_path, capsys):
   assert 'agent.hidden_size: the folder has 16, you gave 8' in capsys.readouterr().err
 
 
-def test_metrics_of_an_environment_are_those_of_the_run(train, tmp_path, capsys):
+def test_run_writes_and_shows_metrics_of_its_environment(train, tmp_path, capsys):
   folder = tmp_path / 'run'
   options = [*TINY[2:-1], 'tensorboard=true']
   begin = ['--agent', 'ppo', '--env', 'climb:Climb', '--preset', 'laptop', '--steps', 400]
