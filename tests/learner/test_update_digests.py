@@ -24,7 +24,7 @@ from hephaestus.learner import dreamer_update
 KEPT = pathlib.Path(__file__).with_name('update_digests.json')
 NUM_UPDATES = 3
 TOLERANCE = 2e-3
-"""Of a part's norm: sums of another order, on another machine, differ by less than a tenth of it."""
+"""A share of the part's norm; XLA's optimisations, which sum in another order, change a tenth of it at most."""
 
 
 def pictures():
@@ -62,7 +62,7 @@ def batch_of(dreamer, seed):
 
 
 def digest(before, after):
-  """Of a part's change: its norm, and its product with a fixed vector, which tells its direction."""
+  """The norm of a part's change, and its product with a fixed vector, which tells its direction."""
   change = flatten_util.ravel_pytree(jax.tree.map(np.subtract, after, before))[0]
   change = np.asarray(change, np.float64)
   return [np.linalg.norm(change), change @ np.cos(np.arange(len(change)))]
