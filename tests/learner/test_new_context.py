@@ -80,8 +80,8 @@ class Config(dreamer_config.DreamerConfig):
 @pytest.fixture
 def make(monkeypatch):
   """(**changes of the config) -> a Dreamer with the context."""
-  monkeypatch.setitem(registry.CONTEXTS, 'trace', Trace)
   plain = make_dreamer()
+  monkeypatch.setitem(registry.CONTEXTS, 'trace', Trace)
   specs = plain.model.observation_spec, plain.model.action_spec
   fields = dataclasses.asdict(plain.config) | {'trace_rate': 0.5}
   return lambda **changes: dreamer_agent.make_dreamer(Config(**fields | changes), *specs)
