@@ -9,7 +9,7 @@ import contextlib
 import contextvars
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 Tree = Any
-Step = Callable[[Tree, Tree, Tree, Tree], tuple[Tree, Tree]]  # see `scan`
+Step = Callable[[Tree, Tree, Tree, Tree, Tree], tuple[Tree, Tree]]  # see `scan`
 _NARROW = 64  # columns; up to this width, the transposed product for a kernel's gradient is faster
 
 
@@ -88,6 +88,8 @@ def concatenate(parts: list[jax.Array]) -> jax.Array:
   On a CPU without the barrier, XLA would compute functions of a slice of the result in place, over one
   of the parts, and number by number: the gates of a GRU took five times as long.
   """
+  if len(parts) == 1:
+    return parts[0]
   joined = jnp.concatenate(parts, axis=-1)
   return jax.lax.optimization_barrier(joined) if on_cpu() else joined
 
@@ -245,38 +247,84 @@ class _Recording:
     if self.factor is not None:
       raise ValueError('a matrix of `scan` is multiplied twice in one step; give it twice')
     self.factor = x
-    return _product(x, self._shift, self._matrix, self._transposed)
+    return _recorded(x, self._shift, self._matrix, self._transposed)
 
 
 @jax.custom_vjp
-def _product(x: jax.Array, shift: jax.Array, matrix: jax.Array, transposed: jax.Array) -> jax.Array:
+def _recorded(
+  x: jax.Array, shift: jax.Array, matrix: jax.Array, transposed: jax.Array
+) -> jax.Array:
   """x @ matrix; its gradient g becomes the gradient of `shift`, and g @ transposed the gradient of x."""
   return x @ matrix
 
 
-_product.defvjp(
+_recorded.defvjp(
   lambda x, shift, matrix, transposed: (x @ matrix, transposed),
   lambda transposed, grad: (grad @ transposed, grad, None, None),
 )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def scan(
-  step: Step, unroll: int, dtype: Any, matrices: Tree, params: Tree, carry: Tree, inputs: Tree
-) -> tuple[Tree, Tree]:
-  """`jax.lax.scan` whose matrices get their gradients in one product after the backward loop.
+class Term(NamedTuple):
+  """The last part of a `product`, multiplied by its rows of the matrix already.
 
-  Differentiating a plain scan adds up a gradient of each matrix at every step, each a product over
-  one small batch. Here the backward loop only keeps the gradients of the products' outputs. One
-  product after the loop multiplies them by the inputs of all steps, which gives the gradient of the
-  matrix.
+  Attributes:
+    product: [..., O].
+  """
+
+  product: jax.Array
+
+
+def hoist(matrix: jax.Array, x: jax.Array) -> tuple[jax.Array, Term]:
+  """Multiplies x [..., I] by the I rows at the end of a matrix [F, O]; returns the others, and the `Term`."""
+  matrix, rows = jnp.split(matrix, [len(matrix) - x.shape[-1]])
+  return matrix, Term(x @ rows.astype(x.dtype))
+
+
+def product(parts: list[Any], matrix: jax.Array) -> jax.Array:
+  """x matrix, where x is the concatenation of the parts.
+
+  The last part is multiplied by itself, so that the sum is the same with a `Term`.
 
   Args:
-    step: (matrices, params, carry, inputs) -> (carry, output), which closes over no traced values.
-      It computes x @ matrix, with x [B, F], exactly once for each matrix.
+    parts: [..., I_i] each, of one dtype; the last of several may be a `Term`.
+    matrix: [sum of I_i, O] in the dtype of the parts, without the rows of a `Term`.
+
+  Returns:
+    [..., O] in the dtype of the parts.
+  """
+  *others, last = parts
+  if not others:
+    return last @ matrix
+  if not isinstance(last, Term):
+    matrix, last = hoist(matrix, last)
+  return concatenate(others) @ matrix + last.product
+
+
+def scan(
+  step: Step,
+  unroll: int,
+  dtype: Any,
+  matrices: Tree,
+  known: dict[str, jax.Array],
+  params: Tree,
+  carry: Tree,
+  inputs: Tree,
+) -> tuple[Tree, Tree]:
+  """`jax.lax.scan` over a step with products of matrices, of which few are in the loop.
+
+  Rows of a matrix whose inputs at all steps are known before the loop are multiplied there, in one
+  product. Matrices get their gradients in one product after the backward loop: differentiating a plain
+  scan adds up a gradient of each matrix at every step, each a product over one small batch. Here the
+  backward loop only keeps the gradients of the products' outputs.
+
+  Args:
+    step: (matrices, known, params, carry, inputs) -> (carry, output), which closes over no traced
+      values. It computes `product(parts, matrix)` exactly once for each matrix, with the `known` of
+      the matrix, if any, as the last part.
     unroll: number of steps unrolled in the loop.
     dtype: dtype in which matrices are multiplied; their gradients are float32.
-    matrices: tree of [F, O] float32 arrays.
+    matrices: [F, O] float32 by name.
+    known: [T, B, F'] in `dtype` by the names of some matrices, their last inputs.
     params: other parameters of the step, whose gradients are added up step by step.
     carry: carry into the first step, a tree of [B, ...] arrays.
     inputs: tree of [T, ...] arrays.
@@ -287,12 +335,24 @@ def scan(
   Raises:
     ValueError: under differentiation, a step that multiplies by one matrix twice.
   """
-  return _plain_scan(step, unroll, dtype, matrices, params, carry, inputs)
+  terms = {}
+  for name, x in known.items():
+    matrix, terms[name] = hoist(matrices[name], x)
+    matrices = matrices | {name: matrix}
+  return _scan(step, unroll, dtype, matrices, params, carry, (terms, inputs))
 
 
-def _plain_scan(step, unroll, dtype, matrices, params, carry, inputs):
+def _plain_scan(step, unroll, dtype, matrices, known, params, carry, inputs):
   matrices = jax.tree.map(lambda matrix: matrix.astype(dtype), matrices)
-  return jax.lax.scan(functools.partial(step, matrices, params), carry, inputs, unroll=unroll)
+  plain = lambda carry, both: step(matrices, both[0], params, carry, both[1])
+  return jax.lax.scan(plain, carry, (known, inputs), unroll=unroll)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _scan(
+  step: Step, unroll: int, dtype: Any, matrices: Tree, params: Tree, carry: Tree, inputs: Tree
+) -> tuple[Tree, Tree]:
+  return _plain_scan(step, unroll, dtype, matrices, inputs[0], params, carry, inputs[1])
 
 
 def _scan_forward(step: Step, unroll: int, dtype: Any, matrices: Tree, *arguments: Tree):
@@ -305,9 +365,9 @@ def _scan_forward(step: Step, unroll: int, dtype: Any, matrices: Tree, *argument
 
   def run(shifts, params, carry, inputs):
     def recorded(carry, inputs_and_shifts):
-      inputs, shifts = inputs_and_shifts
+      (terms, inputs), shifts = inputs_and_shifts
       recording = jax.tree.map(_Recording, matrices, transposes, shifts)
-      carry, output = step(recording, params, carry, inputs)
+      carry, output = step(recording, terms, params, carry, inputs)
       return carry, (output, jax.tree.map(lambda matrix: matrix.factor, recording))
 
     carry, (outputs, factors) = jax.lax.scan(recorded, carry, (inputs, shifts), unroll=unroll)
@@ -320,11 +380,11 @@ def _scan_forward(step: Step, unroll: int, dtype: Any, matrices: Tree, *argument
 def _scan_backward(step: Step, unroll: int, dtype: Any, saved: Any, grads: Tree):
   pull_back, factors = saved
   shifts, *others = pull_back(grads)
-  product = functools.partial(jnp.einsum, 'tbi,tbo->io', preferred_element_type=jnp.float32)
-  return jax.tree.map(product, factors, shifts), *others
+  over_steps = functools.partial(jnp.einsum, 'tbi,tbo->io', preferred_element_type=jnp.float32)
+  return jax.tree.map(over_steps, factors, shifts), *others
 
 
-scan.defvjp(_scan_forward, _scan_backward)
+_scan.defvjp(_scan_forward, _scan_backward)
 
 
 def _plain_affine(

@@ -160,7 +160,12 @@ class DreamerUpdate:
     )
     horizon = jnp.where(warm, motivation.horizon, 0)
     imagined = self._imagine(state, posterior, novelty, rewards, dream_keys, sequence, horizon)
-    workspace_metrics = self._workspace_metrics(state, imagined.replayed)
+    context_metrics = self.dreamer.actor_critic.context.metrics(
+      state.params['actor_critic'],
+      imagined.replayed.history,
+      imagined.replayed.features,
+      BATCH.mean,
+    )
     state, policy_metrics, dream_metrics = self._improve_actor_critic(state, imagined)
     state, memory_metrics = self._remember(state, sequence, imagined.replayed, recall)
     state, exploring_metrics = self._explore(state, sequence, ~posterior.first)
@@ -178,7 +183,7 @@ class DreamerUpdate:
       **{f'dream/{name}': value for name, value in dream_metrics.items()},
       **exploring_metrics,
       **{f'memory/{name}': value for name, value in memory_metrics.items()},
-      **{f'workspace/{name}': value for name, value in workspace_metrics.items()},
+      **context_metrics,
     }
     state = state._replace(
       key=jax.random.key_data(key), intrinsic=intrinsic_state, step=state.step + 1
@@ -331,7 +336,7 @@ class DreamerUpdate:
     if memory is None:
       return state, {}
     params = state.params['actor_critic']
-    context = policy.critic_context.pool(params, replayed.history, replayed.features)
+    context = policy.context.of_critic.pool(params, replayed.history, replayed.features)
     value = policy.values(params, replayed.features, context)[ac.TASK].mean()
     # By all that is remembered by now, so that nothing is written each time that it is replayed.
     _, known = model.recall(state.params, sequence.observation)
@@ -370,14 +375,6 @@ class DreamerUpdate:
       scales=state.scales._replace(evidence=evidence),
     )
     return state, {'intrinsic/exploring': share, 'intrinsic/evidence': evidence}
-
-  def _workspace_metrics(self, state: TrainState, replayed: ac.Replayed) -> Metrics:
-    """Metrics of the workspace's gates at replayed steps; {} without a workspace."""
-    workspace = self.dreamer.actor_critic.workspace
-    if workspace is None:
-      return {}
-    gates = workspace.gates(state.params['actor_critic'], replayed.history, replayed.features)
-    return workspace.metrics(devices_lib.over_devices(gates.mean(axis=(0, 1))))
 
   def _imagined_gradient(
     self, params: Tree, dreamt: dream.Dream, targets: ac.Targets

@@ -4,8 +4,8 @@
     explorer([f_t, context_t])      explorer_critic([f_t, context_t])    of novelty
 
 with f_t the features of step t and context_t a summary of earlier steps by a context module: see
-`context`. With a workspace the actors read only the context, and the critics only the features. The
-task's critic has a head for its reward and one for each intrinsic reward but novelty, so that their
+`contexts.context`. With a workspace the actors read only the context, and the critics only the features.
+The task's critic has a head for its reward and one for each intrinsic reward but novelty, so that their
 advantages can be scaled each by itself; as in Burda et al. (2018), "Exploration by random network
 distillation", section 2.3.
 
@@ -27,10 +27,9 @@ import jax.numpy as jnp
 from hephaestus.agents import distributions, experience, returns
 from hephaestus.agents import networks as networks_lib
 from hephaestus.agents.dreamer import config as dreamer_config
-from hephaestus.agents.dreamer import context as context_lib
 from hephaestus.agents.dreamer import modules as modules_lib
-from hephaestus.agents.dreamer import rssm
-from hephaestus.agents.dreamer import workspace as workspace_lib
+from hephaestus.agents.dreamer.contexts import context as context_lib
+from hephaestus.agents.dreamer.contexts import registry as context_registry
 from hephaestus.agents.dreamer.rewards import novelty, registry
 
 Tree = Any
@@ -182,31 +181,13 @@ class ActorCritic:
     return self._actions.discrete
 
   @functools.cached_property
-  def workspace(self) -> workspace_lib.Workspace | None:
-    """The workspace that serves as the context module; None without one."""
-    return workspace_lib.make_workspace(self.networks)
-
-  @property
   def context(self) -> context_lib.Context:
-    """The context module."""
-    return self.workspace or context_lib.make_context(self.networks)
+    """The context module.
 
-  @property
-  def critic_context(self) -> context_lib.Context:
-    """The critic's context module; `NoContext` with a workspace, as the critic then reads all features."""
-    return context_lib.NoContext() if self.workspace else self.context
-
-  def context_inputs(self, params: Tree, step: rssm.Step, novelty: jax.Array) -> Any:
-    """Inputs of the context module with the features: `novelty`; with a workspace its `Terms` instead.
-
-    Args:
-      params: parameters of the actor-critic.
-      step: a step [..., ...].
-      novelty: [...] float32, its novelty.
+    Raises:
+      ValueError: the environment's specs do not fit it.
     """
-    if self.workspace is None:
-      return novelty
-    return self.workspace.terms(params, step.features, step.latent.numbers, step.priors.change)
+    return context_registry.make_context(self.networks)
 
   @property
   def _actions(self) -> distributions.Actions:
@@ -273,19 +254,10 @@ class ActorCritic:
       name: module.init(keys[name], *inputs(name))['params'] for name, module in own.items()
     }
 
-  def _towers(
-    self, name: str, features: Features, context: jax.Array
-  ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
-    """Both inputs of network `name`: state, recall and context, and inputs of the numbers.
-
-    With a workspace, an actor's are nothing and the context; a critic's are without context.
-    """
-    if self.workspace and name in (ACTOR, EXPLORER):
-      return (), (context,)
-    if self.workspace:
-      context = context[..., :0]
-    state = jnp.concatenate([features.state, features.recalled], axis=-1)
-    return (state, context), (features.numbers,)
+  def _towers(self, name: str, features: Features, context: jax.Array) -> context_lib.Towers:
+    """Both inputs of network `name`, an actor or a critic."""
+    module = self.context if name in (ACTOR, EXPLORER) else self.context.of_critic
+    return module.towers(features, context[..., : module.size])
 
   def _apply(self, params: Tree, name: str, features: Features, context: jax.Array) -> jax.Array:
     return networks_lib.apply(
@@ -471,7 +443,7 @@ class ActorCritic:
       The loss [], a mean over all steps but the last, where those that end an episode count as 0.
     """
     config, features, last = self.config, replayed.features, replayed.last
-    context = self.critic_context.pool(params, replayed.history, features)
+    context = self.context.of_critic.pool(params, replayed.history, features)
     loss: Any = 0.0
     values, slow_values = (self.values(of, features, context) for of in (params, slow_critic))
     for name in replayed.rewards:
@@ -503,7 +475,9 @@ class ActorCritic:
     """
     stop = jax.lax.stop_gradient
     first, last = (sequence.step_type == kind for kind in (FIRST, LAST))
-    history = self.critic_context.replayed(stop(features), jnp.zeros_like(sequence.reward), first)
+    history = self.context.of_critic.replayed(
+      stop(features), jnp.zeros_like(sequence.reward), first
+    )
     rewards = {TASK: sequence.reward}
     replayed = Replayed(features, history, rewards, sequence.discount, last)
     return self.replayed_value_loss(stop(params), slow_critic, replayed)

@@ -61,7 +61,7 @@ def make_dreamer(
   """
   model = world_model.WorldModel(config, observation_spec, action_spec)
   policy = actor_critic.ActorCritic(model.networks)
-  _ = model.rewards, policy.workspace  # raise ValueError where there can be none
+  _ = model.rewards, policy.context  # raise ValueError where there can be none
   acting = _Acting(model, policy)
   agent = agent_lib.Agent(
     init_params=acting.init_params,
@@ -143,7 +143,7 @@ class _Acting:
     noise = jax.vmap(model.rssm.noise)(jax.random.split(latent_key, num_envs))
     step, recall = model.observe(params, state.recurrent, timestep.observation, first, noise)
     features = step.features
-    inputs = policy.context_inputs(params['actor_critic'], step, model.novelty(step))
+    inputs = policy.context.inputs(params['actor_critic'], step, model.novelty(step))
     memory, context = policy.context.advance(
       params['actor_critic'], state.memory, features, inputs, first
     )
@@ -162,8 +162,7 @@ class _Acting:
         for reward in model.rewards.values()
         for name, shown in reward.explain(params['world_model'], step).items()
       }
-      if policy.workspace:
-        extras['open'] = policy.workspace.opened(context)
+      extras |= policy.context.explain(context)
       episodic = model.networks.memory
       if recall is not None and episodic is not None:
         extras |= {'recalled_value': recall.value, 'recalled_evidence': recall.evidence}

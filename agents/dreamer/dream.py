@@ -25,7 +25,7 @@ class Start(NamedTuple):
     novelty: [B'] float32, novelty of the transitions to the steps.
     begins: [B'] bool, steps without a known previous step of their episode.
     memory: the context module's memory before each start, see `Context.memory_at`.
-    context_inputs: [B', ...], see `ActorCritic.context_inputs`.
+    context_inputs: [B', ...], see `Context.inputs`.
     weight: [B'] float32, 0 at LAST, after which no step follows, else 1.
     keys: [B'] PRNG keys, one for each dream, so that its noise is the same in any batch.
   """
@@ -60,7 +60,7 @@ class Dream(NamedTuple):
       is of its own actor, 0 in dreams of the other one.
     slow_values: [H + 1, B'] float32, the same for the slow critic.
     horizon: [] int32, number of steps that were imagined, at most H.
-    context_inputs: [H + 1, B', ...], see `ActorCritic.context_inputs`.
+    context_inputs: [H + 1, B', ...], see `Context.inputs`.
     rewards: [H + 1, B'] float32, intrinsic rewards that arrive at the step, by name; 0 at the start.
   """
 
@@ -144,7 +144,7 @@ class _Imagination:
   model: world_model.WorldModel
   actor_critic: ac.ActorCritic
   model_params: Tree
-  matrices: rssm.Matrices
+  matrices: Tree
   policy_params: Tree
   slow_critic: Tree
   member: jax.Array
@@ -194,7 +194,7 @@ class _Imagination:
     here = after._replace(latent=before, features=features)
     found = self.model.novelty(after)
     novelty = jnp.zeros(len(self.member), jnp.float32).at[self.novel].set(found)
-    inputs = self.actor_critic.context_inputs(self.policy_params, after, novelty)
+    inputs = self.actor_critic.context.inputs(self.policy_params, after, novelty)
     memory, context = self.actor_critic.context.advance(
       self.policy_params, memory, after.features, inputs, after.first
     )
@@ -345,7 +345,7 @@ def starts(
 
   context = actor_critic.context
   begins = replayed.first.at[0].set(True)
-  inputs = actor_critic.context_inputs(params, replayed, novelty)
+  inputs = context.inputs(params, replayed, novelty)
   history = context.replayed(replayed.features, inputs, begins)
   merge = lambda x: x.reshape(count * batch, *x.shape[2:])
   pick = lambda x: merge(x[step, stream])

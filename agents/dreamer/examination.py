@@ -131,7 +131,7 @@ def _value(
 ) -> jax.Array:
   """The critic's values of the task, [T, B]."""
   policy, features = dreamer.actor_critic, replayed.features
-  module, begins = policy.critic_context, replayed.first.at[0].set(True)
+  module, begins = policy.context.of_critic, replayed.first.at[0].set(True)
   history = module.replayed(features, novelty, begins)
   context = module.pool(params['actor_critic'], history, features)
   return policy.values(params['actor_critic'], features, context)[actor_critic.TASK].mean()

@@ -60,7 +60,7 @@ def foresee(
     )
     predicted = model.decode(model_params, latent, previous, open_.latent.numbers, first)
     carry = rssm.Recurrent(state(seen)[0], action), rssm.Recurrent(latent, action)
-    read = actor_critic.context_inputs(policy_params, seen, model.novelty(seen))
+    read = actor_critic.context.inputs(policy_params, seen, model.novelty(seen))
     return carry, (jax.tree.map(lambda x: x[0], predicted), seen.features, read)
 
   initial = model.rssm.initial(1)

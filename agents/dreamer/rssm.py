@@ -142,38 +142,6 @@ class Noise(NamedTuple):
   numbers: jax.Array
 
 
-class Matrices(NamedTuple):
-  """Matrices of one step, float32; see `kernels.scan`. Z' is Z where there are images, else 0.
-
-  Attributes:
-    recurrence: [Z' + A + H, 3 H], kernel of the gates, centred since a layer norm follows.
-    hidden: [H, hidden], kernel of the posterior's hidden layer.
-    belief: [hidden, outputs], kernel of the posterior's output layer.
-  """
-
-  recurrence: jax.Array
-  hidden: jax.Array
-  belief: jax.Array
-
-
-class Observed(NamedTuple):
-  """Inputs of one step, known before it begins.
-
-  Attributes:
-    embedded: [B, 3 H], the term of e_{t-1} in the gates; 0 at FIRST.
-    evidence: [B, hidden], the term of the encoded observation in the posterior's hidden layer.
-    numbers: [B, F] float32, numbers of the observation.
-    first: [B] bool, whether the step is FIRST.
-    noise: [B, ...] from `RSSM.noise`, or None for the mode of the posterior.
-  """
-
-  embedded: jax.Array
-  evidence: jax.Array
-  numbers: jax.Array
-  first: jax.Array
-  noise: jax.Array | None
-
-
 @dataclasses.dataclass(frozen=True)
 class RSSM:
   """The recurrent state-space model; it holds no arrays, and its methods are pure.
@@ -200,45 +168,43 @@ class RSSM:
     return numbers, jnp.concatenate(parts, axis=-1)
 
   def sequence_model(
-    self, params: Tree, matrices: Matrices, recurrent: Recurrent, embedded: jax.Array
+    self, params: Tree, matrices: Tree, recurrent: Recurrent, embedding: Any
   ) -> jax.Array:
-    """h_t, from the state of the step before.
+    """h_t = GRU(h_{t-1}, [z_{t-1}, a_{t-1}, e_{t-1}]), with a layer norm of all gates.
 
     Args:
       params: parameters of the world model.
-      matrices: its matrices, see `Matrices`.
+      matrices: its `matrices` in the compute dtype.
       recurrent: [B, ...], latent and encoded action of the step before.
-      embedded: [B, 3 H], `Observed.embedded`.
+      embedding: [B, E], e_{t-1}, 0 at FIRST; or its `kernels.Term`.
 
     Returns:
       [B, H].
     """
     latent, action = recurrent
-    inputs = [*self._inferred(latent), action.astype(self.dtype), latent.deterministic]
-    joined = kernels.concatenate(inputs)
-    gates = joined @ matrices.recurrence + embedded
+    inputs = [*self._inferred(latent), action.astype(self.dtype), latent.deterministic, embedding]
+    gates = kernels.product(inputs, matrices['recurrence'])
     gates = kernels.normalise(gates, **params['recurrence']['norm'], centred=True)
-    state = joined[..., -latent.deterministic.shape[-1] :]
-    return networks.gru(gates.astype(self.dtype), state, self.networks.config.memory_steps)
+    memory_steps = self.networks.config.memory_steps
+    return networks.gru(gates.astype(self.dtype), latent.deterministic, memory_steps)
 
-  def posterior(
-    self, params: Tree, matrices: Matrices, deterministic: jax.Array, evidence: jax.Array
-  ) -> Any:
-    """q(z | h_t, encoded observation).
+  def posterior(self, params: Tree, matrices: Tree, deterministic: jax.Array, encoded: Any) -> Any:
+    """q(z | h_t, e_t, images_t), an MLP with one hidden layer.
 
     Args:
       params: parameters of the world model.
-      matrices: its matrices, see `Matrices`.
+      matrices: its `matrices` in the compute dtype.
       deterministic: [B, H], h_t.
-      evidence: [B, hidden], `Observed.evidence`.
+      encoded: [B, encoded], from `encoder`; or its `kernels.Term`.
 
     Returns:
       The belief over z, [B, Z].
     """
     posterior = params['posterior']
-    hidden = deterministic @ matrices.hidden + evidence
+    hidden = kernels.product([deterministic, encoded], matrices['posterior'])
     hidden = kernels.silu(kernels.normalise(hidden, **posterior['norm']).astype(self.dtype))
-    return self._belief(hidden @ matrices.belief + posterior['bias'].astype(self.dtype))
+    output = kernels.product([hidden], matrices['belief'])
+    return self._belief(output + posterior['bias'].astype(self.dtype))
 
   def prior(
     self, params: Tree, deterministic: jax.Array, previous: jax.Array, first: jax.Array
@@ -303,12 +269,20 @@ class RSSM:
     latent_key, numbers_key = jax.random.split(key)
     return Noise(self.noise(latent_key), jax.random.uniform(numbers_key))
 
-  def matrices(self, params: Tree) -> Matrices:
-    """Matrices of a step, float32, from parameters; to be made once, before a loop of `imagine`."""
-    recurrence, _ = self._recurrence_kernels(params)
+  def matrices(self, params: Tree) -> Tree:
+    """Matrices of a step, float32, from parameters; to be made once, before a loop of `imagine`.
+
+    Returns:
+      By name: `recurrence` [Z' + A + H + E, 3 H], kernel of the gates, centred since a layer norm
+      follows, where Z' is Z where there are images, else 0; `posterior` [H + encoded, hidden] and
+      `belief` [hidden, outputs], kernels of both layers of the posterior.
+    """
     posterior = params['posterior']
-    hidden = posterior['kernel'][: self.networks.config.deterministic_size]
-    return Matrices(recurrence, hidden, posterior['output'])
+    return {
+      'recurrence': kernels.centre(params['recurrence']['kernel']),
+      'posterior': posterior['kernel'],
+      'belief': posterior['output'],
+    }
 
   def embed(self, params: Tree, numbers: jax.Array) -> jax.Array:
     """The embedding e, [..., E], of [..., F] numbers."""
@@ -359,22 +333,21 @@ class RSSM:
       noise: [B, ...] from `noise`, or None for the mode.
       recalled: [B, R] float32, see `EpisodicMemory.recalled`; None without an episodic memory.
     """
+    matrices = self._cast(self.matrices(params))
+    latent, action = recurrent = _cleared(recurrent, first)
+    previous = self._previous(action, self.embed(params, latent.numbers), first)
     numbers, encoded = self.encoder(params, observation)
-    before = self.embed(params, recurrent.latent.numbers)
-    previous = self._previous(recurrent.action, before, first)
-    inputs = Observed(
-      self._embedded(params, previous), self._evidence(params, encoded), numbers, first, noise
-    )
-    latent, belief = self._step(self._cast(self.matrices(params)), params, recurrent, inputs)
-    latent = latent._replace(recalled=recalled)
-    features = self.features(params, latent, previous)
-    priors = self.prior(params, latent.deterministic, previous, first)
-    return Step(latent, features, previous, belief, priors, first)
+    deterministic = self.sequence_model(params, matrices, recurrent, self._embedding(previous))
+    belief = self.posterior(params, matrices, deterministic, encoded)
+    stochastic = self._sample(belief, noise)
+    priors = self.prior(params, deterministic, previous, first)
+    latent = Latent(deterministic, stochastic, numbers, recalled)
+    return Step(latent, self.features(params, latent, previous), previous, belief, priors, first)
 
   def imagine(
     self,
     params: Tree,
-    matrices: Matrices,
+    matrices: Tree,
     recurrent: Recurrent,
     member: jax.Array,
     noise: Noise,
@@ -391,11 +364,9 @@ class RSSM:
       novel: the B'' rollouts of which the step has the priors of all members, [K, B'', ...].
     """
     before = recurrent.latent.numbers
-    action = recurrent.action.astype(self.dtype)
-    previous = jnp.concatenate([action, self.embed(params, before)], axis=-1)
-    deterministic = self.sequence_model(
-      params, self._cast(matrices), recurrent, self._embedded(params, previous)
-    )
+    embedding = self.embed(params, before)
+    previous = jnp.concatenate([recurrent.action.astype(self.dtype), embedding], axis=-1)
+    deterministic = self.sequence_model(params, self._cast(matrices), recurrent, embedding)
     known = jnp.concatenate([deterministic, previous], axis=-1)
     outputs = self._member_outputs('prior', params, known)
     followed = self._belief(outputs[member, jnp.arange(len(member))])
@@ -440,13 +411,14 @@ class RSSM:
       shifted(self.embed(params, initial.latent.numbers), embedding),
       first,
     )
-    observed = Observed(
-      self._embedded(params, previous), self._evidence(params, encoded), numbers, first, noise
-    )
+    known = {'recurrence': self._embedding(previous), 'posterior': encoded}
 
-    def step(matrices, params, recurrent, inputs):
-      observed, action = inputs
-      latent, belief = self._step(matrices, params, recurrent, observed)
+    def step(matrices, known, params, recurrent, inputs):
+      action, numbers, first, noise = inputs
+      recurrent = _cleared(recurrent, first)
+      deterministic = self.sequence_model(params, matrices, recurrent, known['recurrence'])
+      belief = self.posterior(params, matrices, deterministic, known['posterior'])
+      latent = Latent(deterministic, self._sample(belief, noise), numbers)
       return Recurrent(latent, action), (latent, belief)
 
     _, (latent, belief) = kernels.scan(
@@ -454,9 +426,10 @@ class RSSM:
       min(UNROLL, num_steps),
       self.dtype,
       self.matrices(params),
+      known,
       _vectors(params),
       initial,
-      (observed, action),
+      (action, numbers, first, noise),
     )
     latent = latent._replace(recalled=recalled)
     return Step(
@@ -469,43 +442,25 @@ class RSSM:
       discount=sequence.discount,
     )
 
-  def _step(
-    self, matrices: Matrices, params: Tree, recurrent: Recurrent, inputs: Observed
-  ) -> tuple[Latent, Any]:
-    """The latent of an observed step, and its posterior; nothing passes from one episode to the next."""
-    clear = lambda x: jnp.where(inputs.first[:, None], 0, x).astype(x.dtype)
-    recurrent = jax.tree.map(clear, recurrent)
-    deterministic = self.sequence_model(params, matrices, recurrent, inputs.embedded)
-    belief = self.posterior(params, matrices, deterministic, inputs.evidence)
-    stochastic = belief.mode() if inputs.noise is None else belief.sample(inputs.noise)
-    return Latent(deterministic, stochastic.astype(self.dtype), inputs.numbers), belief
-
   def _previous(self, action: jax.Array, embedding: jax.Array, first: jax.Array) -> jax.Array:
     """[..., C], inputs of the transition to a step; zeros at FIRST."""
     previous = jnp.concatenate([action.astype(self.dtype), embedding], axis=-1)
     return jnp.where(first[..., None], 0, previous).astype(self.dtype)
 
-  def _evidence(self, params: Tree, encoded: jax.Array) -> jax.Array:
-    """The term of encoded observations [..., encoded] in the posterior's hidden layer, [..., hidden]."""
-    kernel = params['posterior']['kernel'][self.networks.config.deterministic_size :]
-    return encoded @ kernel.astype(self.dtype)
-
-  def _embedded(self, params: Tree, previous: jax.Array) -> jax.Array:
-    """The term of e in the gates, [..., 3 H], from the inputs of a transition, [..., C]."""
-    _, kernel = self._recurrence_kernels(params)
-    return previous[..., self.networks.actions.size :] @ kernel.astype(self.dtype)
-
-  def _recurrence_kernels(self, params: Tree) -> list[jax.Array]:
-    """Centred kernels of the gates: `Matrices.recurrence`, and the kernel of e, [E, 3 H]."""
-    kernel = kernels.centre(params['recurrence']['kernel'])
-    return jnp.split(kernel, [len(kernel) - self.networks.embedding_size])
+  def _embedding(self, previous: jax.Array) -> jax.Array:
+    """e_{t-1}, [..., E], of the inputs of a transition, [..., C]."""
+    return previous[..., self.networks.actions.size :]
 
   def _inferred(self, latent: Latent) -> list[jax.Array]:
     """A list of z, [..., Z], where there are images; else an empty list."""
     return [latent.stochastic] if self.networks.inferred_size else []
 
-  def _cast(self, matrices: Matrices) -> Matrices:
-    return Matrices(*(matrix.astype(self.dtype) for matrix in matrices))
+  def _cast(self, matrices: Tree) -> Tree:
+    return {name: matrix.astype(self.dtype) for name, matrix in matrices.items()}
+
+  def _sample(self, belief: Any, noise: jax.Array | None) -> jax.Array:
+    """A sample of z, [..., Z]; the mode without noise."""
+    return (belief.mode() if noise is None else belief.sample(noise)).astype(self.dtype)
 
   def _belief(self, outputs: jax.Array) -> Any:
     """The distribution of the stochastic state, from a network's [..., outputs]."""
@@ -553,6 +508,13 @@ class RSSM:
     """Inputs of a network from [..., F] numbers, [..., input_size] in the compute dtype."""
     statistics = jax.lax.stop_gradient(params[modules.STATISTICS])
     return self.networks.numbers.inputs(numbers, statistics).astype(self.dtype)
+
+
+def _cleared(recurrent: Recurrent, first: jax.Array) -> Recurrent:
+  """The state [B, ...] before a step, 0 at FIRST: nothing passes from one episode to the next."""
+  clear = lambda x: jnp.where(first[:, None], 0, x).astype(x.dtype)
+  cleared: Recurrent = jax.tree.map(clear, recurrent)
+  return cleared
 
 
 def _vectors(params: Tree) -> Tree:

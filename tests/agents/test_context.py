@@ -13,9 +13,10 @@ import pytest
 from small_dreamer import random_features
 
 from hephaestus.agents.dreamer import actor_critic as ac
-from hephaestus.agents.dreamer import context, dream, modules
+from hephaestus.agents.dreamer import dream, modules
+from hephaestus.agents.dreamer.contexts import context, salience
 
-WINDOW, FEATURES, HORIZON = 3, 2, 4
+WINDOW, HORIZON = 3, 4
 
 
 @pytest.fixture(scope='module')
@@ -38,7 +39,7 @@ def params(all_params):
   return all_params['actor_critic']
 
 
-class Scored(context.Salience):
+class Scored(salience.Salience):
   """Salience whose scores are the novelties, in place of a network's."""
 
   def scores(self, params, history):
@@ -46,7 +47,7 @@ class Scored(context.Salience):
 
 
 def window_of(features, scores, episode):
-  return context.Window(
+  return salience.Window(
     np.asarray(features, np.float32)[:, None],
     np.asarray(scores, np.float32)[:, None],
     np.asarray(episode, np.int32)[:, None],
@@ -54,9 +55,9 @@ def window_of(features, scores, episode):
 
 
 @pytest.fixture(scope='module')
-def pool():
+def pool(dreamer):
   """(window) -> the context of its last step, and the gradient of its sum."""
-  scored = Scored(WINDOW, FEATURES, 8, jnp.float32)
+  scored = Scored(dreamer.model.networks)
 
   @jax.jit
   def pool(window):
@@ -94,7 +95,7 @@ def test_context_depends_on_features_and_novelty_of_every_step(policy, params):
   rng = np.random.default_rng(0)
   features = rng.normal(size=(WINDOW, 1, policy.context.size)).astype(np.float32)
   novelty = np.abs(rng.normal(size=(WINDOW, 1))).astype(np.float32)
-  history = context.Window(features, novelty, np.zeros((WINDOW, 1), np.int32))
+  history = salience.Window(features, novelty, np.zeros((WINDOW, 1), np.int32))
   pool = jax.jit(lambda history: policy.context.pool(params, history, history.features[-1:]))
   pooled = lambda history: np.asarray(pool(history))
   before = pooled(history)
@@ -332,7 +333,7 @@ def test_foreseen_salience_sums_to_one_over_the_steps_of_the_episode(
 def test_without_context_there_are_no_parameters_and_no_memory(make_dreamer, param_shapes):
   dreamer = make_dreamer('masked')
   policy = dreamer.actor_critic
-  assert isinstance(policy.context, context.NoContext)
+  assert type(policy.context) is context.Context
   params = param_shapes(dreamer)['actor_critic']
   assert set(params) == {'actor', 'explorer', 'critic', 'explorer_critic'}
   features = random_features(dreamer, np.random.default_rng(0), 2, 5)

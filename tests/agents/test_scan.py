@@ -1,4 +1,4 @@
-"""The scan with matrix gradients after the loop equals a plain scan."""
+"""The scan with products before the loop and matrix gradients after it equals a plain scan."""
 
 import jax
 import jax.numpy as jnp
@@ -7,13 +7,13 @@ import pytest
 
 from hephaestus.agents import kernels
 
-STEPS, BATCH, STATE, INPUT = 5, 3, 4, 2
+STEPS, BATCH, STATE, INPUT, KNOWN = 5, 3, 4, 2, 3
 
 
-def step(matrices, params, carry, inputs):
+def step(matrices, known, params, carry, inputs):
   x, kept = inputs
   carry = jnp.where(kept[:, None], carry, 0)
-  inner = jnp.tanh(jnp.concatenate([x, carry], axis=-1) @ matrices['into'] + params)
+  inner = jnp.tanh(kernels.product([x, carry, known['into']], matrices['into']) + params)
   carry = jnp.tanh(inner @ matrices['out_of'])
   return carry, (carry, inner)
 
@@ -22,22 +22,22 @@ def step(matrices, params, carry, inputs):
 def arguments():
   rng = np.random.default_rng(0)
   normal = lambda *shape: rng.normal(size=shape).astype(np.float32)
-  matrices = {'into': normal(INPUT + STATE, 6), 'out_of': normal(6, STATE)}
+  matrices = {'into': normal(INPUT + STATE + KNOWN, 6), 'out_of': normal(6, STATE)}
+  known = {'into': normal(STEPS, BATCH, KNOWN)}
   kept = rng.uniform(size=(STEPS, BATCH)) < 0.7
-  return matrices, normal(6), normal(BATCH, STATE), (normal(STEPS, BATCH, INPUT), kept)
+  return matrices, known, normal(6), normal(BATCH, STATE), (normal(STEPS, BATCH, INPUT), kept)
 
 
 @pytest.mark.parametrize('unroll', [1, 2])
 def test_outputs_and_gradients_equal_a_plain_scan(arguments, unroll):
-  matrices, params, carry, (x, kept) = arguments
+  *given, (x, kept) = arguments
 
   def loss(scan):
-    def of(matrices, params, carry, x):
-      last, (states, inner) = scan(matrices, params, carry, (x, kept))
+    def of(*given):
+      last, (states, inner) = scan(*given[:-1], (given[-1], kept))
       return jnp.sum(last**3) + jnp.sum(states[1] * 2) + jnp.sum(jnp.sin(inner))
 
-    judge = jax.jit(jax.value_and_grad(of, argnums=(0, 1, 2, 3)))
-    return judge(matrices, params, carry, x)
+    return jax.jit(jax.value_and_grad(of, argnums=range(5)))(*given, x)
 
   fast, plain = (
     lambda *given, scan=scan: scan(step, unroll, jnp.float32, *given)
@@ -51,9 +51,9 @@ def test_outputs_and_gradients_equal_a_plain_scan(arguments, unroll):
 
 
 def test_matrix_that_is_multiplied_twice_in_a_step_is_refused(arguments):
-  def twice(matrices, params, carry, inputs):
-    carry, output = step(matrices, params, carry, inputs)
-    return step(matrices, params, carry, inputs)[0], output
+  def twice(*arguments):
+    carry, output = step(*arguments)
+    return step(*arguments[:-2], carry, arguments[-1])[0], output
 
   loss = lambda matrices: kernels.scan(twice, 1, jnp.float32, matrices, *arguments[1:])[0].sum()
   with pytest.raises(ValueError, match='multiplied twice'):
@@ -61,14 +61,13 @@ def test_matrix_that_is_multiplied_twice_in_a_step_is_refused(arguments):
 
 
 def test_matrices_are_multiplied_in_the_given_dtype_and_get_float32_gradients(arguments):
-  matrices, params, carry, inputs = arguments
+  matrices, *others = arguments
   low = lambda tree: jax.tree.map(
     lambda x: x.astype(jnp.bfloat16) if x.dtype == np.float32 else x, tree
   )
 
   def loss(matrices):
-    low_arguments = (low(params), low(carry), low(inputs))
-    last, _ = kernels.scan(step, 1, jnp.bfloat16, matrices, *low_arguments)
+    last, _ = kernels.scan(step, 1, jnp.bfloat16, matrices, *map(low, others))
     assert last.dtype == jnp.bfloat16
     return jnp.sum(last.astype(jnp.float32))
 

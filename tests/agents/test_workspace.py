@@ -15,8 +15,9 @@ from hephaestus.actors.environments import environment, errands
 from hephaestus.agents.dreamer import actor_critic as ac
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
-from hephaestus.agents.dreamer import context, dream, rssm, workspace
+from hephaestus.agents.dreamer import dream, rssm
 from hephaestus.agents.dreamer import numbers as numbers_lib
+from hephaestus.agents.dreamer.contexts import context, workspace
 from hephaestus.agents.dreamer.rewards import novelty as novelty_lib
 
 N = errands.NUM_ERRANDS
@@ -125,13 +126,13 @@ def with_candidate(module, features, candidate, noise):
   ],
 )
 def test_largest_scores_above_the_cost_are_open(size, cost, expected):
-  module = make(workspace_size=size, workspace_cost=cost).actor_critic.workspace
+  module = make(workspace_size=size, workspace_cost=cost).actor_critic.context
   gate = jax.jit(module.gate)(np.float32([1.0, 3.0, 2.0, 3.0]))  # of equals, the first
   np.testing.assert_array_equal(gate, expected)
 
 
 def test_gate_is_exactly_0_or_1_and_follows_its_own_and_its_rivals_score():
-  module = make().actor_critic.workspace
+  module = make().actor_critic.context
   jacobian = np.asarray(jax.jit(jax.jacobian(module.gate))(np.float32([1.0, 2.5, -1.0])))
   slope = lambda x: np.exp(-x) / (1 + np.exp(-x)) ** 2
   expected = [
@@ -143,8 +144,8 @@ def test_gate_is_exactly_0_or_1_and_follows_its_own_and_its_rivals_score():
 
 
 def test_candidates_are_leaves_and_what_is_recalled(make_dreamer):
-  assert make().actor_critic.workspace.names == (*errands.NAMES, 'recall')
-  module = make_dreamer('masked', workspace_size=2).actor_critic.workspace
+  assert make().actor_critic.context.names == (*errands.NAMES, 'recall')
+  module = make_dreamer('masked', workspace_size=2).actor_critic.context
   assert module.names == ('board', 'purse')  # the mask is no candidate
 
 
@@ -190,7 +191,7 @@ def test_each_leaf_owns_the_inputs_that_change_with_it(spec):
 
 def test_closed_contents_and_belief_leave_logits_bitwise_equal(make_params):
   made = make()
-  policy, module, params = made.actor_critic, made.actor_critic.workspace, make_params(made)
+  policy, module, params = made.actor_critic, made.actor_critic.context, make_params(made)
   features = features_of(made, params, 0, 1, BATCH)
   bonus = np.zeros((1, BATCH, N + 1))
   bonus[..., 2] = (
@@ -216,7 +217,7 @@ def test_closed_contents_and_belief_leave_logits_bitwise_equal(make_params):
 
 
 def test_contents_stay_in_their_places(dreamer, params):
-  module = dreamer.actor_critic.workspace
+  module = dreamer.actor_critic.context
   features = features_of(dreamer, params, 0, 1, BATCH)
   pool = jax.jit(lambda *arguments: (module.pool(*arguments), module._contents(arguments[-1])))
   for candidate in (1, 6):
@@ -229,7 +230,7 @@ def test_contents_stay_in_their_places(dreamer, params):
 
 
 def test_critic_reads_what_is_closed(dreamer, params):
-  policy, module = dreamer.actor_critic, dreamer.actor_critic.workspace
+  policy, module = dreamer.actor_critic, dreamer.actor_critic.context
   features = features_of(dreamer, params, 0, BATCH)
 
   @jax.jit
@@ -259,7 +260,7 @@ def learned(params):
   Also the gradient of the first update. Without novelty all of them are the actor's.
   """
   dreamer = make(memory_size=0, novelty_scale=0.0)
-  policy, module = dreamer.actor_critic, dreamer.actor_critic.workspace
+  policy, module = dreamer.actor_critic, dreamer.actor_critic.context
   statistics = params['world_model']['statistics']
   optimizer = optax.adam(1e-2)
 
@@ -330,7 +331,7 @@ def terms_of(rng, *axes):
 @pytest.fixture(scope='module')
 def step(dreamer):
   """`Workspace._step`, compiled once."""
-  return jax.jit(dreamer.actor_critic.workspace._step)
+  return jax.jit(dreamer.actor_critic.context._step)
 
 
 @pytest.mark.parametrize('term', ['learned', 'novelty', 'lack', 'change', 'visits'])
@@ -353,7 +354,7 @@ def test_permuting_a_term_over_candidates_changes_choices(step, term):
 
 
 def test_scores_equal_the_formula(dreamer):
-  module = dreamer.actor_critic.workspace
+  module = dreamer.actor_critic.context
   row = lambda *x: np.array([x], np.float32)
   memory = workspace.Past(row(0.5, 0.0), row(4, 1), np.float32([9]))
   terms = workspace.Terms(row(7, 7), row(1.0, 0.2), row(0.0, 2.0))
@@ -364,7 +365,7 @@ def test_scores_equal_the_formula(dreamer):
 
 def test_members_that_differ_about_a_leaf_make_it_novel(dreamer, params):
   """The estimate is through 32 random directions, so that others are a little novel, too."""
-  module, numbers = dreamer.actor_critic.workspace, dreamer.model.networks.numbers
+  module, numbers = dreamer.actor_critic.context, dreamer.model.networks.numbers
   features = features_of(dreamer, params, 0, 2)
   difference = np.zeros((2, 2, numbers.input_size), np.float32)  # [K, B, I]
   for row, leaf in enumerate((3, 6)):
@@ -372,7 +373,9 @@ def test_members_that_differ_about_a_leaf_make_it_novel(dreamer, params):
   mean = difference @ numbers._directions
   change = numbers_lib.Change(mean, np.full(mean.shape, 0.05, np.float32))
   state = np.zeros((2, numbers.size), np.float32)
-  novelty = jax.jit(module.terms)(params['actor_critic'], features, state, change).novelty
+  latent, priors = rssm.Latent(None, None, state), rssm.Prior(None, change)
+  step = rssm.Step(latent, features, None, None, priors, None)
+  novelty = jax.jit(module.inputs)(params['actor_critic'], step, None).novelty
   assert np.argmax(novelty, axis=-1).tolist() == [3, 6]
 
 
@@ -385,7 +388,7 @@ def test_lack_is_computed_from_the_vitals_of_a_leaf():
   config = dreamer_config.DreamerConfig(**tiny.DREAMER, workspace_size=1)
   made = dreamer_agent.make_dreamer(config, spec, specs.DiscreteArray(3))
   observation = {'body': np.float32([[0.5, 0.9, 1.0]]), 'eye': np.ones((1, 2), np.float32)}
-  read, lack_of = made.model.networks.numbers.read, made.actor_critic.workspace._lack
+  read, lack_of = made.model.networks.numbers.read, made.actor_critic.context._lack
   lack = jax.jit(lambda observation: lack_of(read(observation)))(observation)
   np.testing.assert_allclose(lack, [[0.5 ** (4 / 3), 0.0]], rtol=1e-5)
 
@@ -393,7 +396,7 @@ def test_lack_is_computed_from_the_vitals_of_a_leaf():
 @pytest.mark.parametrize('kind', ['source', 'random', 'fixed'])
 def test_baselines_have_no_network(kind):
   made = make(memory_size=0, workspace_score=kind)
-  module = made.actor_critic.workspace
+  module = made.actor_critic.context
   assert module.modules() == {}
   steps = np.arange(1.0, 41.0, dtype=np.float32)
   memory = workspace.Past(*np.float32([np.zeros((40, N)), np.ones((40, N))]), steps)
@@ -439,7 +442,7 @@ def test_workspace_is_foreseen_with_its_environment(dreamer, params):
 
 def test_steps_one_by_one_equal_a_scan_of_the_history(dreamer, params):
   """The first step of an episode resets the gates."""
-  policy, module = dreamer.actor_critic, dreamer.actor_critic.workspace
+  module = dreamer.actor_critic.context
   params, features = params['actor_critic'], features_of(dreamer, params, 3, 6, 4)
   terms = terms_of(np.random.default_rng(1), 6, 4)
   begins = np.zeros((6, 4), bool)
@@ -471,13 +474,13 @@ def test_steps_one_by_one_equal_a_scan_of_the_history(dreamer, params):
     np.testing.assert_array_equal(found, pooled[t])
   assert memory.steps.tolist() == [7, 4, 7, 7]
   np.testing.assert_array_equal(memory.opened.sum(axis=-1), N + memory.steps - 1)
-  assert isinstance(policy.critic_context, context.NoContext)
+  assert type(module.of_critic) is context.Context
 
 
 def test_imagination_opens_and_counts(make_params):
   """The gates of the loss are those by which the rollout acted."""
   made = make()
-  policy, module, params = made.actor_critic, made.actor_critic.workspace, make_params(made)
+  policy, module, params = made.actor_critic, made.actor_critic.context, make_params(made)
   model, horizon = made.model, 4
   features = features_of(made, params, 0, 2, 3)
   numbers = np.random.default_rng(0).uniform(size=(2, 3, model.networks.numbers.size))

@@ -17,7 +17,8 @@ at which the gate would switch. Competition of candidates by keys and a query is
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,14 +26,16 @@ import numpy as np
 
 from hephaestus.agents import networks
 from hephaestus.agents import observation as observation_lib
-from hephaestus.agents.dreamer import modules
-from hephaestus.agents.dreamer import numbers as numbers_lib
+from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.agents.dreamer import rssm
+from hephaestus.agents.dreamer.contexts import context as context_lib
 from hephaestus.agents.dreamer.rewards import novelty as novelty_lib
 from hephaestus.agents.dreamer.rewards import survival
 
-Features = modules.Features
-Tree = Any
+Features = context_lib.Features
+Tree = context_lib.Tree
 
+NAME = 'workspace'
 KEY_SIZE = 32
 NOVELTY, CHANGE, VISITS, VITALS = 1.0, 0.6, 0.4, 1.5
 """Weights of the terms N, dN, the visits term and D of a score, which are not learned."""
@@ -81,22 +84,19 @@ class GateHistory(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Workspace:
-  """The workspace as a context module (see `context.Context`), for the specs of one environment.
+class Workspace(context_lib.Context):
+  """The workspace as a context module, for the specs of one environment; only actors read its context.
 
-  Attributes:
-    networks: the networks of the world model, with the config.
+  Raises:
+    ValueError: the observation is no dict, has an image for a CNN, or has fewer candidates than
+      `workspace_size`.
   """
 
-  networks: modules.Networks
+  @classmethod
+  def is_on(cls, config: dreamer_config.DreamerConfig) -> bool:
+    return config.workspace_size > 0
 
   def __post_init__(self):
-    """Checks that the observation fits.
-
-    Raises:
-      ValueError: the observation is no dict, has an image for a CNN, or has fewer candidates than
-        `workspace_size`.
-    """
     networks, spec = self.networks, self.networks.observation_spec
     given, remedy = f'agent.workspace_size={networks.config.workspace_size}', 'workspace_size=0'
     if not isinstance(spec, dict):
@@ -142,7 +142,14 @@ class Workspace:
   def size(self) -> int:
     return len(self._owner) + len(self.names)
 
-  def modules(self) -> dict[str, tuple[Any, int]]:
+  @property
+  def of_critic(self) -> context_lib.Context:
+    return context_lib.Context(self.networks)
+
+  def towers(self, features: Features, context: jax.Array) -> context_lib.Towers:
+    return (), (context,)
+
+  def modules(self) -> dict[str, tuple[networks.MLP, int]]:
     config, count = self.networks.config, len(self.names)
     if config.workspace_score != 'learned':
       return {}
@@ -152,25 +159,16 @@ class Workspace:
 
   # Scores and gates.
 
-  def terms(
-    self, params: Tree, features: Features, numbers: jax.Array, change: numbers_lib.Change
-  ) -> Terms:
-    """Terms of the scores at some steps.
-
-    Args:
-      params: parameters of the actor-critic, by network.
-      features: features of the steps, [..., ...].
-      numbers: [..., F'] float32, numbers of the world model's state.
-      change: the members' predicted changes of the numbers, [K, ...], see `rssm.Prior`.
-    """
-    means, variances = self.networks.numbers.changes_of_inputs(change)
+  def inputs(self, params: Tree, step: rssm.Step, novelty: jax.Array) -> Terms:
+    """Terms of the scores at a step, from the members' predicted changes of each of its numbers."""
+    means, variances = self.networks.numbers.changes_of_inputs(step.priors.change)
     kind = self.networks.config.novelty
     gain = novelty_lib.novelty_of(kind, ((means[..., None], variances[..., None], 0.0),))
     leaves = self.networks.numbers.leaves[: gain.shape[-1]]
     share = (leaves[:, None] == np.arange(len(self.names))).astype(np.float32)
     share /= np.maximum(share.sum(axis=0), 1)
     novelty = jnp.matmul(gain, share, precision=jax.lax.Precision.HIGHEST)
-    return Terms(self._learned(params, features), novelty, self._lack(numbers))
+    return Terms(self._learned(params, step.features), novelty, self._lack(step.latent.numbers))
 
   def _lack(self, numbers: jax.Array) -> jax.Array:
     """The lack D of each candidate, [..., N] float32, from numbers [..., F']; 0 without vitals."""
@@ -247,10 +245,10 @@ class Workspace:
     gate = gate.astype(contents.dtype)
     return jnp.concatenate([gate[..., self._owner] * contents, gate], axis=-1)
 
-  def opened(self, context: jax.Array) -> dict[str, jax.Array]:
-    """The gates in [..., C] contexts, [...] float32 for each candidate by its name."""
+  def explain(self, context: jax.Array) -> Tree:
+    """The gates in [..., C] contexts, `open`: [...] float32 for each candidate by its name."""
     gates = context[..., len(self._owner) :]
-    return {name: gates[..., i] for i, name in enumerate(self.names)}
+    return {'open': {name: gates[..., i] for i, name in enumerate(self.names)}}
 
   # As a context module.
 
@@ -271,31 +269,28 @@ class Workspace:
     return after, GateHistory(memory, bonus), gate
 
   def advance(
-    self, params: Tree, memory: Past, features: Features, terms: Terms, begins: jax.Array
+    self, params: Tree, memory: Past, features: Features, inputs: Terms, begins: jax.Array
   ) -> tuple[Past, jax.Array]:
-    memory, _, gate = self._step(memory, terms, begins)
+    memory, _, gate = self._step(memory, inputs, begins)
     return memory, self._read(features, gate)
 
-  def replayed(self, features: Features, terms: Terms, begins: jax.Array) -> GateHistory:
-    return self._follow(self.initial(begins.shape[1]), terms, begins.at[0].set(True))
+  def replayed(self, features: Features, inputs: Terms, begins: jax.Array) -> GateHistory:
+    return self._follow(self.initial(begins.shape[1]), inputs, begins.at[0].set(True))
 
   def memory_at(self, history: GateHistory, step: jax.Array, stream: jax.Array) -> Past:
     memory: Past = jax.tree.map(lambda x: x[step, stream], history.before)
     return memory
 
   def imagined(
-    self, memory: Past, features: Features, terms: Terms, begins: jax.Array
+    self, memory: Past, features: Features, inputs: Terms, begins: jax.Array
   ) -> GateHistory:
-    all_begins = jnp.zeros(terms.novelty.shape[:2], bool).at[0].set(begins)
-    return self._follow(memory, terms, all_begins)
+    all_begins = jnp.zeros(inputs.novelty.shape[:2], bool).at[0].set(begins)
+    return self._follow(memory, inputs, all_begins)
 
   def _follow(self, memory: Past, terms: Terms, begins: jax.Array) -> GateHistory:
     step = lambda memory, inputs: self._step(memory, *inputs)[:2]
     _, history = jax.lax.scan(step, memory, (terms, begins))
     return history
-
-  def cut(self, history: GateHistory, first: jax.Array | int, count: int) -> GateHistory:
-    return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, count), history)
 
   def pool(self, params: Tree, history: GateHistory, features: Features) -> jax.Array:
     return self._read(features, self.gates(params, history, features))
@@ -304,23 +299,22 @@ class Workspace:
     """Gates [R, B, N] float32 of the R steps of a history, whose features are [R, B, ...]."""
     return self.gate(self._learned(params, features) + history.bonus)
 
-  def weights(self, params: Tree, history: GateHistory, num_steps: int) -> jax.Array:
-    """See `Context.weights`; W = 1, and the weight of the step itself is 1: [R, 1, 1] for all streams."""
-    return jnp.ones((num_steps, 1, 1), jnp.float32)
-
-  def metrics(self, share: jax.Array) -> dict[str, jax.Array]:
-    """Metrics of [N] shares of steps at which each candidate is open.
+  def metrics(
+    self,
+    params: Tree,
+    history: GateHistory,
+    features: Features,
+    mean: Callable[[jax.Array], jax.Array],
+  ) -> dict[str, jax.Array]:
+    """Metrics of the share of steps at which each candidate is open.
 
     Returns:
-      By name, [] float32: `open`, mean number of open candidates; `entropy` of the shares scaled to
-      sum 1, nats; and each candidate's share as `share_` and its name.
+      By name after `workspace/`, [] float32: `open`, mean number of open candidates; `entropy` of the shares
+      scaled to sum 1, nats; and each candidate's share as `share_` and its name.
     """
+    share = mean(self.gates(params, history, features).mean(axis=(0, 1)))
     total = jnp.sum(share)
     entropy = jnp.sum(jax.scipy.special.entr(share / jnp.maximum(total, 1e-8)))
     shares = {f'share_{name}': share[i] for i, name in enumerate(self.names)}
-    return {'open': total, 'entropy': entropy} | shares
-
-
-def make_workspace(networks: modules.Networks) -> Workspace | None:
-  """The workspace of a world model's config; None where `workspace_size` is 0."""
-  return Workspace(networks) if networks.config.workspace_size else None
+    found = {'open': total, 'entropy': entropy} | shares
+    return {f'{NAME}/{name}': x for name, x in found.items()}

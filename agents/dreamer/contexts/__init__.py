@@ -1,0 +1,1 @@
+"""Context modules: summaries of earlier steps, a file each."""
