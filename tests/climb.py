@@ -3,6 +3,8 @@
 The value at step t of an episode of random length L is t, so every metric is linear in L.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,23 +30,35 @@ def measure(t):
   return {'height': t, 'steps': 1.0, 'depth': -t, 'top': t}
 
 
+@dataclasses.dataclass(frozen=True)
 class Climb(environment.Environment):
-  """Ends after 1 to LONGEST steps, sampled at the reset; the actions have no effect."""
+  """Ends after 1 to LONGEST steps, sampled at the reset; the actions have no effect.
 
-  observation_spec = specs.BoundedArray((1,), np.float32, 0.0, LONGEST)
+  Attributes:
+    pay: reward of each step.
+    length: length of the observation.
+  """
+
+  pay: float = 1.0
+  length: int = 1
+
   action_spec = specs.DiscreteArray(2, np.int32)
   max_steps = LONGEST
   metrics = METRICS
 
+  @property
+  def observation_spec(self):
+    return specs.BoundedArray((self.length,), np.float32, 0.0, LONGEST)
+
   def reset(self, key):
     state = jnp.zeros((), jnp.int32), jax.random.randint(key, (), 1, LONGEST + 1)
-    return state, environment.restart(jnp.zeros(1), dict.fromkeys(METRICS, 7.0))
+    return state, environment.restart(jnp.zeros(self.length), dict.fromkeys(METRICS, 7.0))
 
   def step(self, key, state, action):
     t, length = state[0] + 1, state[1]
     end, go_on = environment.termination, environment.transition
-    observation = t.astype(jnp.float32)[None]
-    timestep = jax.lax.cond(t >= length, end, go_on, 1.0, observation, measure(t))
+    observation = jnp.full(self.length, t, jnp.float32)
+    timestep = jax.lax.cond(t >= length, end, go_on, self.pay, observation, measure(t))
     return (t, length), timestep
 
 

@@ -340,7 +340,7 @@ def options(name: str) -> dict[str, Any]:
     name: see `make`.
 
   Returns:
-    Option -> default; empty for a family of `HOST_FAMILIES`, whose options are not known.
+    Option -> default; empty for an instance that was registered, and empty for a family of `HOST_FAMILIES`, whose options are not known.
 
   Raises:
     ValueError: there is no such environment, or its family's package is not installed.
@@ -348,7 +348,11 @@ def options(name: str) -> dict[str, Any]:
   """
   family_name, slash, env_name = name.partition('/')
   if not slash:
-    parameters = inspect.signature(_constructor(name)).parameters.values()
+    is_registered = name.startswith(INSTANCE)
+    constructor = _instances.get(name) if is_registered else _constructor(name)
+    if not callable(constructor):  # an instance, whose options are chosen
+      return {}
+    parameters = inspect.signature(constructor).parameters.values()
     return {p.name: p.default for p in parameters if p.default is not p.empty}
   module = _family(name)
   if family_name in HOST_FAMILIES:
@@ -357,6 +361,40 @@ def options(name: str) -> dict[str, Any]:
   if env_name not in known:
     raise _unknown(name, known)
   return module.options(env_name)
+
+
+def schedules(name: str, chosen: Mapping[str, Any]) -> dict[str, list[tuple[int, Any]]]:
+  """Schedules among the options of an environment: lists of [step, value], where the default is a number.
+
+  Args:
+    name: see `make`.
+    chosen: options by name.
+
+  Returns:
+    Option -> [(environment step, value from this step on), ...], by increasing step, the first 0.
+
+  Raises:
+    ValueError: a list is no such schedule, or as `options`.
+  """
+  lists = {option: value for option, value in chosen.items() if isinstance(value, list | tuple)}
+  known = options(name) if lists else {}
+  found = {}
+  for option, value in lists.items():
+    if type(known.get(option)) not in (int, float):
+      continue
+    are_pairs = all(isinstance(each, list | tuple) and len(each) == 2 for each in value)
+    steps = [each[0] for each in value] if are_pairs else []
+    if (
+      not all(type(step) is int for step in steps)
+      or steps[:1] != [0]
+      or any(one >= other for one, other in itertools.pairwise(steps))
+    ):
+      raise ValueError(
+        f'environment.{option}={value}: give one number, or pairs [step, value] with increasing '
+        f'environment steps from 0, such as [[0, {known[option]}], [100000, {known[option]}]]'
+      )
+    found[option] = [(step, of_step) for step, of_step in value]
+  return found
 
 
 def _constructor(name: str) -> Callable[..., Any]:

@@ -32,7 +32,7 @@ SECTIONS = {
     'evaluator/normalised_score', 'evaluator/episode', 'actor/episode', 'learner/episode',
     'actor/explorer', 'learner/explorer',
   ),
-  ENVIRONMENT: ('evaluator/', 'actor/environment/', 'learner/environment/'),
+  ENVIRONMENT: ('evaluator/', 'actor/environment/', 'learner/environment/', 'learner/option/'),
   'Cognition': (
     'learner/intrinsic/survival', 'learner/intrinsic/vital_', 'learner/intrinsic/empowerment',
     'learner/memory/', 'learner/workspace/',
@@ -156,7 +156,8 @@ def _chart(key: str) -> Chart:
   section = next(name for name, starts in SECTIONS.items() if key.startswith(starts))
   last = key.removesuffix(history.MEDIAN).rsplit('/', 1)[-1].replace('_', ' ')
   if section == ENVIRONMENT:  # the same metric, of evaluations and of training
-    last += ', evaluation' if key.startswith('evaluator/') else ', acting'
+    of = {'evaluator/': ', evaluation', 'learner/option/': ', option'}
+    last += next((text for start, text in of.items() if key.startswith(start)), ', acting')
   return Chart(key, section, TITLES.get(key) or last)
 
 

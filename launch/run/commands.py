@@ -94,7 +94,7 @@ def _config(arguments: argparse.Namespace) -> int:
 
   with contextlib.redirect_stdout(sys.stderr):  # stdout is a file for --config
     config = flags.make_config(arguments)
-    options = dict(config.environment)
+    options = dict(config.at(launch_config.LARGEST).environment)
     environments.check(options.pop('name'), options)
   print(launch_config.to_commented_yaml(config), end='')
   return 0

@@ -230,9 +230,9 @@ class Prepared(NamedTuple):
 
   Attributes:
     config: config of the run.
-    environment: environment of the run.
+    environment: environment of the run, with the last value of each schedule.
     trained: the agent with its losses, from `AgentRecord.make`.
-    program: program of the run, not yet compiled.
+    program: program of the run, not yet compiled; with the first value of each schedule.
     memory: estimated bytes that the program needs on each device.
     warning: text of a warning that it may not fit into memory; None if it should.
     stop: whether a signal has asked to stop; catches signals while it is entered.
@@ -258,8 +258,9 @@ def prepare(config: launch_config.ExperimentConfig) -> Prepared:
   _prepare_process(config)
   began = time.monotonic()
   environment, trained = make(config)
-  stop = _Interrupts()
-  program = build(config, environment, trained, jax.local_devices(), stop.is_set)
+  stop, first = _Interrupts(), config.at(0)
+  of_first = (environment, trained) if first is config else make(first)
+  program = build(first, *of_first, jax.local_devices(), stop.is_set)
   memory, available = program.memory(), _available_bytes(program.devices)
   config.record.check_memory(config, trained, available)
   if program.replay is not None:
@@ -300,12 +301,16 @@ def train(
     prepared.stop as stop,
     contextlib.closing(_Terminal(prepared, folder)) as terminal,
   ):
-    _compile(prepared, terminal)
+    terminal.started()
+    phases = _phases(prepared, terminal)
+    if not phases:
+      _compile(prepared, terminal)
     is_on_host = isinstance(program, stepped.HostProgram)
     source = (stepped.Stepped if is_on_host else unrolled.Unrolled)(
       program,
       max_environment_steps=config.max_environment_steps,
       resume=unrolled.Resume(reset_moments, terminal.warn),
+      phases=phases,
     )
     scores = _Scores(prepared, folder, terminal, stop.is_set)
     loop = loop_lib.Loop(
@@ -488,7 +493,6 @@ def _compile(prepared: Prepared, terminal: _Terminal) -> None:
     f'estimated on each device: {memory.state / 2**20:,.0f} MiB of parameters, moments and environments, '
     f'{memory.batch / 2**20:,.0f} MiB for a batch and its gradients{sequences}'
   )
-  terminal.started()
   if prepared.warning is not None:
     terminal.warn(prepared.warning)
   devices, num_bytes = program.devices, program.compile()
@@ -504,6 +508,30 @@ def _compile(prepared: Prepared, terminal: _Terminal) -> None:
     f'{config.record.describe_update(config, program.update)}; '
     f'{len(devices)} x {devices[0].platform}, {num_bytes / 2**20:,.0f} MiB{of_device} compiled'
   )
+
+
+def _phases(prepared: Prepared, terminal: _Terminal) -> list[unrolled.Phase]:
+  """Phases of a run whose environment has options that vary; none if there are none."""
+  config, schedules = prepared.config, prepared.config.schedules
+  starts = sorted({step for schedule in schedules.values() for step, _ in schedule})
+
+  def phase_of(start: int) -> unrolled.Phase:
+    of_phase = config.at(start)
+    options = {option: of_phase.environment[option] for option in schedules}
+
+    def make_program() -> unrolled.FusedProgram:
+      if not start:
+        return prepared.program
+      return build(of_phase, *make(of_phase), prepared.program.devices)
+
+    def compile_program(program: unrolled.FusedProgram) -> None:
+      values = ', '.join(f'environment.{option}={value}' for option, value in options.items())
+      terminal.say(f'from environment step {start:,}: {values}')
+      _compile(prepared._replace(program=program), terminal)
+
+    return unrolled.Phase(start, options, make_program, compile_program)
+
+  return [phase_of(start) for start in starts]
 
 
 def _farewell(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> str:

@@ -8,6 +8,7 @@ import socket
 import jax
 import psutil
 
+from hephaestus.actors.environments import environment as environment_lib
 from hephaestus.actors.environments import host, wrappers
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import metrics
@@ -40,6 +41,7 @@ def check_environment(config: launch_config.ExperimentConfig) -> list[str]:
   jax.config.update('jax_compilation_cache_dir', variables.COMMON.get('JAX_COMPILATION_CACHE_DIR'))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
   environment = config.make_environment()
+  _check_schedules(config, environment)
   name = config.environment['name']
   try:
     if isinstance(environment, host.HostEnvironment):
@@ -49,6 +51,31 @@ def check_environment(config: launch_config.ExperimentConfig) -> list[str]:
   except ValueError as error:
     raise ValueError(f'environment.name={name!r}: {error}') from error
   return [f'environment.name={name}: {warning}' for warning in found]
+
+
+def _check_schedules(
+  config: launch_config.ExperimentConfig, environment: environment_lib.Environment
+) -> None:
+  """Raises ValueError if options vary where they cannot, or a value changes shapes or is impossible."""
+
+  def shapes(environment: environment_lib.Environment) -> str:
+    begun = jax.eval_shape(environment.reset, jax.eval_shape(lambda: jax.random.key(0)))
+    return f'{begun}, {environment.observation_spec}, {environment.action_spec}'
+
+  for option, schedule in config.schedules.items():
+    given = f'environment.{option}={[list(pair) for pair in schedule]}'
+    if not config.fused:
+      raise ValueError(
+        f'{given}: only a run in one process can vary it; add --fused, or give one number'
+      )
+    if isinstance(environment, host.HostEnvironment):
+      raise ValueError(f'{given}: {host.ON_HOST}, so that it cannot vary; give one number')
+    for step, value in schedule:
+      if shapes(config.at(step).make_environment()) != shapes(environment):
+        raise ValueError(
+          f'{given}: {value} gives other shapes of states or observations than the last value; vary an '
+          'option that changes none'
+        )
 
 
 def check_memory(
