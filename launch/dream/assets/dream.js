@@ -166,8 +166,8 @@ function paintNumbers(canvas, side, numbers, disagreement) {
   const height = canvas.height / Math.max(1, count);
   context.font = '15px system-ui, sans-serif';
   context.textBaseline = 'middle';
-  const middle = 340;
-  const scale = 230;
+  const middle = 330;
+  const scale = 190;
   for (let row = 0; row < count; row += 1) {
     const y = height * row;
     const share = numbers[row] / (largest[row] || 1);
@@ -212,7 +212,7 @@ function drawSides(step) {
   else paintNumbers(find('dream-picture'), 'dream', step.dream.numbers, find('show-heat').checked ? step.dream.disagreement : null);
   const imagined = step.step - step.begins;
   find('real-state').textContent = over ? 'the episode has ended' : step.last ? 'the episode ends here' : `step ${step.step}`;
-  find('dream-state').textContent = imagined ? `${imagined} imagined step${imagined > 1 ? 's' : ''}` : 'reconstructed: the dream begins here';
+  find('dream-state').textContent = imagined ? `${imagined} imagined step${imagined > 1 ? 's' : ''}` : 'begins here: reconstruction of the posterior';
 }
 
 // The panel
@@ -325,9 +325,9 @@ function drawStrip() {
     const step = steps[index];
     const old = known.get(String(index));
     if (old && old.step === step) return old;
-    const button = make('button', {}, labelOf(step.action) || 'start');
+    const button = make('button', {}, make('span', {}, labelOf(step.action) || 'start'));
     if (step.drawn?.dream || step.drawn?.real) button.append(thumbnail(step.drawn.real), thumbnail(step.drawn.dream));
-    button.append(`${step.step}`);
+    button.append(make('span', {}, String(step.step)));
     button.className = `${step.begins === step.step ? 'begins' : ''} ${step.last ? 'last' : ''}`;
     button.addEventListener('click', () => { pause(); go(index); });
     const item = make('li', {'data-index': String(index)}, button);
@@ -355,7 +355,7 @@ function drawBranches() {
     const begin = own[0];
     const row = make('div', {class: 'branch'});
     row.classList.toggle('chosen', own.some((step) => step.index === path.at(-1)));
-    row.append(make('span', {}, begin.parent === null ? 'the first' : begin.begins === begin.step ? `dream from step ${begin.step}` : `${labelOf(begin.action)} at step ${begin.step - 1}`));
+    row.append(make('span', {}, begin.parent === null ? 'first branch' : begin.begins === begin.step ? `dream from step ${begin.step}` : `${labelOf(begin.action)} at step ${begin.step - 1}`));
     const dots = own.map((step) => {
       const dot = make('button', {title: `step ${step.step} ${labelOf(step.action)}`});
       dot.classList.toggle('on', path.includes(step.index));
@@ -402,12 +402,14 @@ function drawCharts() {
     context.fillRect(x(path.indexOf(at)), 0, 1, height);
     curves.forEach((values, which) => {
       context.strokeStyle = context.fillStyle = colour(SIDES[which]);
-      context.lineWidth = 2;
+      context.lineWidth = which ? 1.5 : 4;  // the dream lies over reality
+      context.globalAlpha = which ? 1 : .6;
       context.beginPath();
       values.forEach((value, place) => value !== null && context.lineTo(x(place), y(value)));
       context.stroke();
-      values.forEach((value, place) => { if (value !== null && values.length < 60) { context.beginPath(); context.arc(x(place), y(value), 2.5, 0, 7); context.fill(); } });
+      values.forEach((value, place) => { if (value !== null && values.length < 60) { context.beginPath(); context.arc(x(place), y(value), which ? 2 : 4, 0, 7); context.fill(); } });
     });
+    context.globalAlpha = 1;
     const here = path.indexOf(at);
     figure.querySelector('span').replaceChildren(
       make('span', {class: 'of-real'}, number(curves[0][here])), ' ', make('span', {class: 'of-dream'}, number(curves[1][here])));
@@ -486,8 +488,8 @@ function fillTools() {
   find('speed').append(...SPEEDS.map((speed) => make('option', {selected: speed === 8}, String(speed))));
   for (let member = 0; member < about.members; member += 1) find('member').append(make('option', {value: String(member)}, `member ${member + 1}`));
   if (about.members > 1) find('member').append(make('option', {value: ''}, `the mean of all ${about.members}`));
-  const keys = about.actions.single ? 'keys: arrows or numbers act' : 'keys: a acts';
-  find('keys').textContent = `${keys}, Enter lets the policy act, space plays, Backspace goes back, b begins the dream here, n begins an episode`;
+  const keys = about.actions.single ? 'arrows, numbers: act' : 'a: act';
+  find('keys').textContent = `${keys} · Enter: policy acts · Space: play · Backspace: back · b: begin the dream · n: new episode`;
 }
 
 function onKey(event) {
