@@ -22,7 +22,7 @@ from playwright import sync_api
 IMAGES = pathlib.Path(__file__).resolve().parents[1] / 'images'
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
 WIDTH, HEIGHT = 1280, 1130
-# By agent of the package: the policy acts, the user goes back and acts otherwise, and the dream begins anew.
+# By agent of the package: the policy acts, the user goes back and acts otherwise, and the dream begins again.
 POLICY, BACK = ['Enter'], [',']
 KEYS = [
   *7 * POLICY, *3 * BACK, 'ArrowUp', 'ArrowUp', *3 * POLICY, 'b', *4 * POLICY,
