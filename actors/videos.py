@@ -46,20 +46,19 @@ def write(frames: list[np.ndarray], path: pathlib.Path, frames_per_second: float
     imageio.mimsave(str(path), images, fps=frames_per_second, macro_block_size=1)
 
 
-def drawing(draw: Draw, observation: Tree) -> Callable[[Tree], np.ndarray]:
-  """Chooses how to draw the observations of an episode.
+def picture(draw: Draw, observation: Tree) -> Callable[[Tree], np.ndarray] | None:
+  """Chooses how to draw the observations of an episode as a picture.
 
   The first of these that is possible: the environment's own drawing; the first leaf that is an image,
-  [H, W, 1 or 3] of at least 8 x 8; all numbers as cells, where 0 is dark, positive yellow and negative
-  blue.
+  [H, W, 1 or 3] of at least 8 x 8.
 
   Args:
     draw: the environment's `Environment.draw`.
-    observation: [T, ...] host arrays of all time steps, which set the scale of colours.
+    observation: [T, ...] host arrays of some time steps, which set the scale of an image.
 
   Returns:
     A function from one observation, [...], to its frame, [H, W, 3] uint8, of a constant size; small
-    frames are enlarged.
+    frames are enlarged. None if neither is possible.
   """
   if draw(jax.tree.map(lambda x: x[0], observation)) is not None:
 
@@ -69,8 +68,7 @@ def drawing(draw: Draw, observation: Tree) -> Callable[[Tree], np.ndarray]:
       return _enlarge(frame)
 
     return from_environment
-  leaves = jax.tree.leaves(observation)
-  for index, leaf in enumerate(leaves):
+  for index, leaf in enumerate(jax.tree.leaves(observation)):
     if leaf.ndim == 4 and leaf.shape[-1] in (1, 3) and min(leaf.shape[1:3]) >= 8:
       white = 1 if leaf.dtype.kind in 'bf' and leaf.max(initial=0) <= 1 else 255
 
@@ -80,6 +78,20 @@ def drawing(draw: Draw, observation: Tree) -> Callable[[Tree], np.ndarray]:
         return _enlarge(np.broadcast_to(pixels, shape).clip(0, 255).astype(np.uint8))
 
       return from_image
+  return None
+
+
+def drawing(draw: Draw, observation: Tree) -> Callable[[Tree], np.ndarray]:
+  """As `picture`; where there is none, all numbers are cells: 0 is dark, positive yellow, negative blue.
+
+  Args:
+    draw: the environment's `Environment.draw`.
+    observation: [T, ...] host arrays of all time steps, which set the scale of colours.
+  """
+  found = picture(draw, observation)
+  if found is not None:
+    return found
+  leaves = jax.tree.leaves(observation)
   most = max((float(np.abs(leaf.astype(np.float32)).max(initial=0)) for leaf in leaves), default=0)
 
   def from_numbers(observation: Tree) -> np.ndarray:

@@ -16,6 +16,7 @@ from hephaestus.launch import records, user_errors
 from hephaestus.launch.bench import commands as bench_commands
 from hephaestus.launch.cluster import commands as cluster_commands
 from hephaestus.launch.doctor import commands as doctor_commands
+from hephaestus.launch.dream import commands as dream_commands
 from hephaestus.launch.inspect import commands as inspect_commands
 from hephaestus.launch.interface import commands as interface_commands
 from hephaestus.launch.processes import fork_server
@@ -25,8 +26,8 @@ from hephaestus.launch.run import flags
 from hephaestus.launch.sweep import commands as sweep_commands
 
 COMMANDS = (
-  run_commands, sweep_commands, cluster_commands, report_commands, interface_commands, inspect_commands,
-  doctor_commands, bench_commands,
+  run_commands, sweep_commands, cluster_commands, report_commands, dream_commands, interface_commands,
+  inspect_commands, doctor_commands, bench_commands,
 )  # fmt: skip
 
 

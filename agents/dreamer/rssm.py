@@ -349,8 +349,8 @@ class RSSM:
     params: Tree,
     matrices: Tree,
     recurrent: Recurrent,
-    member: jax.Array,
-    noise: Noise,
+    member: jax.Array | None,
+    noise: Noise | None,
     novel: slice = slice(None),
   ) -> Step:
     """Advances the state of B' rollouts by one imagined step, [B', ...].
@@ -359,8 +359,9 @@ class RSSM:
       params: parameters of the world model.
       matrices: `matrices(params)`.
       recurrent: state after the previous step, [B', ...].
-      member: [B'] int32, the member of the ensemble whose prior each rollout samples.
-      noise: [B', ...] from `imagined_noise`.
+      member: [B'] int32, the member of the ensemble whose prior each rollout samples; None for the prior
+        of the members' mean outputs.
+      noise: [B', ...] from `imagined_noise`, or None for the most likely latent and numbers.
       novel: the B'' rollouts of which the step has the priors of all members, [K, B'', ...].
     """
     before = recurrent.latent.numbers
@@ -369,14 +370,19 @@ class RSSM:
     deterministic = self.sequence_model(params, self._cast(matrices), recurrent, embedding)
     known = jnp.concatenate([deterministic, previous], axis=-1)
     outputs = self._member_outputs('prior', params, known)
-    followed = self._belief(outputs[member, jnp.arange(len(member))])
-    stochastic = followed.sample(noise.latent).astype(self.dtype)
-    latent = Latent(deterministic, stochastic, before, recurrent.latent.recalled)
-    imagined = self._imagined_numbers(params, latent, previous, noise.numbers)
+    batch = len(recurrent.action)
+    followed = self._belief(
+      outputs.mean(axis=0) if member is None else outputs[member, jnp.arange(batch)]
+    )
+    stochastic = followed.mode() if noise is None else followed.sample(noise.latent)
+    latent = Latent(deterministic, stochastic.astype(self.dtype), before, recurrent.latent.recalled)
+    imagined = self._imagined_numbers(
+      params, latent, previous, None if noise is None else noise.numbers
+    )
     latent = latent._replace(numbers=imagined)
     features = self.features(params, latent, previous, recurrent.latent.recalled)
     priors = self._prior(params, outputs[:, novel], known[novel])
-    return Step(latent, features, previous, followed, priors, jnp.zeros(member.shape, bool))
+    return Step(latent, features, previous, followed, priors, jnp.zeros(batch, bool))
 
   def infer(
     self,
@@ -492,9 +498,12 @@ class RSSM:
     return numbers_lib.Change.from_outputs(outputs)
 
   def _imagined_numbers(
-    self, params: Tree, latent: Latent, previous: jax.Array, noise: jax.Array
+    self, params: Tree, latent: Latent, previous: jax.Array, noise: jax.Array | None
   ) -> jax.Array:
-    """Sampled numbers of an imagined step, [B', F]; `latent` still holds the numbers of the step before."""
+    """Numbers of an imagined step, [B', F], sampled, or without noise the most likely ones.
+
+    `latent` still holds the numbers of the step before.
+    """
     numbers, before = self.networks.numbers, latent.numbers
     if not numbers.size:
       return before
@@ -502,6 +511,8 @@ class RSSM:
     follows = jnp.ones(before.shape[:-1], bool)
     statistics = params[modules.STATISTICS]
     predicted = numbers.predict(outputs, before, follows, statistics, max_copy=1.0)
+    if noise is None:
+      return numbers.expected(predicted, before, statistics)
     return numbers.sample(predicted, before, statistics, noise)
 
   def read(self, params: Tree, numbers: jax.Array) -> jax.Array:

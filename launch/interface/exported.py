@@ -1,4 +1,4 @@
-"""Reads and writes exported policies: acting parameters as safetensors, specs and config as JSON."""
+"""Reads and writes exported policies: parameters as safetensors, specs and config as JSON."""
 
 import json
 import pathlib
@@ -33,7 +33,7 @@ class Exported(NamedTuple):
     observation_spec: tree of specs of one observation. None where JSON cannot represent it, such as a
       `ViewSpec`, which contains a function; then the environment of `config` provides it.
     action_spec: spec of one action.
-    arrays: acting parameters, host arrays by name, see `named`.
+    arrays: acting parameters, of a shipped agent all of them; host arrays by name, see `named`.
   """
 
   config: launch_config.ExperimentConfig
@@ -68,7 +68,7 @@ def named(tree: Any) -> dict[str, Any]:
 
 
 def rebuild(arrays: dict[str, np.ndarray], like: Any, name: str) -> Any:
-  """Rebuilds the tree of acting parameters, the inverse of `named`.
+  """Rebuilds a tree of parameters, the inverse of `named`.
 
   Args:
     arrays: arrays by path, as `named` returns them.

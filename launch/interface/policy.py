@@ -56,7 +56,7 @@ class Policy:
     agent: the agent's pure functions; `agent.act` takes `params`.
     params: acting parameters, on the device.
     all_params: all parameters, host arrays; these include the model's decoder, which `agent.foresee`
-      needs. None for an exported policy, which has the acting parameters only.
+      needs. None for a policy that `export` wrote, which has the acting parameters only.
   """
 
   def __init__(
@@ -99,6 +99,17 @@ class Policy:
       ValueError: the environment cannot be made, such as when its package is not installed.
     """
     return self._environment or self.config.make_environment()
+
+  def exported(self, params: Any) -> exported_lib.Exported:
+    """The policy as `exported.write` takes it, with its `params` or `all_params`."""
+    return exported_lib.Exported(
+      self.config,
+      self.learner_step,
+      self.action_names,
+      self.observation_spec,
+      self.action_spec,
+      exported_lib.named(jax.device_get(params)),
+    )
 
   def initial_state(self, batch: int | None = None) -> State:
     """Returns the state with which an episode begins.
@@ -280,11 +291,19 @@ def _load(
     environment = environment or exported.config.make_environment()
     observation_spec = environment.observation_spec
   agent, shapes = _make_agent(exported.config, observation_spec, exported.action_spec)
-  like = jax.eval_shape(agent.acting_params, shapes)
-  params = exported_lib.rebuild(exported.arrays, like, str(folder / exported_lib.PARAMS))
+  file = str(folder / exported_lib.PARAMS)
+  all_params = None
+  # Shipped agents have all parameters, since they can be dreamt; `export` writes what acting needs.
+  if exported.arrays.keys() >= exported_lib.named(shapes).keys():
+    all_params = exported_lib.rebuild(exported.arrays, shapes, file)
+    params = agent.acting_params(all_params)
+  else:
+    like = jax.eval_shape(agent.acting_params, shapes)
+    params = exported_lib.rebuild(exported.arrays, like, file)
   return Policy(
-    pathlib.Path(path), exported, agent, observation_spec, params, environment=environment
-  )
+    pathlib.Path(path), exported, agent, observation_spec, params,
+    all_params=all_params, environment=environment,
+  )  # fmt: skip
 
 
 def load_config(path: str | os.PathLike[str]) -> launch_config.ExperimentConfig:
@@ -361,16 +380,5 @@ def export(
     ValueError: as `load`; or `out` is not empty, or cannot be written to.
   """
   policy = load(path, checkpoint, trust=trust)
-  arrays = exported_lib.named(jax.device_get(policy.params))
-  exported_lib.write(
-    exported_lib.Exported(
-      policy.config,
-      policy.learner_step,
-      policy.action_names,
-      policy.observation_spec,
-      policy.action_spec,
-      arrays,
-    ),
-    pathlib.Path(out),
-  )
+  exported_lib.write(policy.exported(policy.params), pathlib.Path(out))
   return policy

@@ -3,15 +3,15 @@
   python -m hephaestus.launch.interface.shipping [--runs DIR] [NAME ...]
 
 Trains each of AGENTS in a folder below DIR (or resumes it, if it has begun), and writes its best
-checkpoint into `shipped/`, with large arrays at float16. Run it when the network of the dreamer has
-changed, so that `tests/launch/interface/test_shipped.py` fails. Needs the extra `envs`.
+checkpoint into `shipped/`, with all parameters, so that its model can dream, and large arrays at float16.
+Run it when the network of the dreamer has changed, so that `tests/launch/interface/test_shipped.py` fails.
+Needs the extra `envs`.
 """
 
 import argparse
 import pathlib
 import shutil
 import sys
-import tempfile
 from typing import Any, NamedTuple
 
 from hephaestus.launch.interface import exported as exported_lib
@@ -71,9 +71,8 @@ def ship(run: training.Run, name: str) -> pathlib.Path:
     name: name of the agent.
   """
   out = places.SHIPPED / name
-  with tempfile.TemporaryDirectory() as folder:
-    policy.export(run, folder, 'best')
-    exported = exported_lib.read(pathlib.Path(folder))
+  loaded = policy.load(run, 'best')
+  exported = loaded.exported(loaded.all_params)
   shutil.rmtree(out, ignore_errors=True)
   exported_lib.write(exported._replace(arrays=exported_lib.halved(exported.arrays)), out)
   return out

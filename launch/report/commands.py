@@ -21,7 +21,7 @@ def add(commands: Any) -> None:
 
 def _add_evaluate(commands: Any) -> None:
   evaluate = commands.add_parser('evaluate', allow_abbrev=False, help='score an agent')
-  _add_agent(evaluate)
+  add_agent(evaluate)
   evaluate.add_argument('--episodes', type=int, default=256)
   evaluate.add_argument('--video', type=pathlib.Path, help='video of one episode, .gif or .mp4')
   evaluate.add_argument('--seed', type=int, default=0)
@@ -40,7 +40,8 @@ def _add_evaluate(commands: Any) -> None:
   evaluate.set_defaults(call=_evaluate)
 
 
-def _add_agent(parser: argparse.ArgumentParser) -> None:
+def add_agent(parser: argparse.ArgumentParser) -> None:
+  """Adds the arguments that name an agent: `run` and `--checkpoint`."""
   parser.add_argument(
     'run',
     type=pathlib.Path,
@@ -62,7 +63,7 @@ def _add_greedy(parser: argparse.ArgumentParser) -> None:
 
 def _add_watch(commands: Any) -> None:
   watch = commands.add_parser('watch', allow_abbrev=False, help='show episodes of an agent')
-  _add_agent(watch)
+  add_agent(watch)
   watch.add_argument('--seed', type=int, default=0)
   watch.add_argument('--fps', type=float, default=8.0, help='frames per second')
   watch.add_argument('--episodes', type=int, default=1)

@@ -1,17 +1,15 @@
 """Serves a read-only web page of runs on the loopback interface."""
 
-import contextlib
+import functools
 import hashlib
 import importlib.util
 import json
 import pathlib
-import secrets
-import socket
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,23 +17,13 @@ import numpy as np
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import history, metrics
 from hephaestus.launch.inspect import device_replay, live, targets, terminal
-from hephaestus.launch.report import curves, panels
+from hephaestus.launch.report import curves, panels, server
 
 MEDIA_TYPES = {'.mp4': 'video/mp4', '.webm': 'video/webm'}
 MOST_VIDEOS = 6  # newest videos of a run that are shown
 READ_SECONDS = 0.04  # longest time to read files per request; the page asks again for the rest
 POLL_SECONDS = 0.9  # least time between two calls of a replay server, for any number of open pages
 DIGITS = 5  # significant digits of a number in a curve
-HEADERS = {
-  'Content-Security-Policy': "default-src 'none'; script-src 'self'; style-src 'self'; "
-  "img-src 'self'; media-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
-  "frame-ancestors 'none'",
-  'X-Content-Type-Options': 'nosniff',
-  'Referrer-Policy': 'no-referrer',  # the token is in the address
-  'Cross-Origin-Resource-Policy': 'same-origin',
-  'Cross-Origin-Opener-Policy': 'same-origin',
-  'Cache-Control': 'no-store',
-}
 
 
 class Dashboard:
@@ -277,13 +265,7 @@ def rounded(values: np.ndarray) -> list[float]:
   return (np.round(values * scale) / scale).tolist()
 
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-
-def make_app(dashboard: Dashboard, token: str) -> App:
+def make_app(dashboard: Dashboard, token: str) -> server.App:
   """Makes the ASGI app of the page, which answers GET requests below /TOKEN/.
 
   Args:
@@ -331,7 +313,7 @@ def make_app(dashboard: Dashboard, token: str) -> App:
     return responses.FileResponse(found[0], media_type=found[1])
 
   uplot = _uplot()
-  static = [panels.PAGE / name for name in ('index.html', 'page.css', 'page.js', 'icon.svg')]
+  static = [server.PAGE / name for name in ('index.html', 'page.css', 'page.js', 'icon.svg')]
   static += [uplot / 'uPlot.iife.js', uplot / 'uPlot.min.css']
   routes = [
     *map(file, static),
@@ -341,53 +323,7 @@ def make_app(dashboard: Dashboard, token: str) -> App:
     routing.Route('/video/{run}/{name}', video),
   ]
   app = applications.Starlette(routes=[routing.Mount(f'/{token}', routes=routes)])
-  return _Guard(app, token)
-
-
-class _Guard:
-  """Rejects requests that write, have no token, or come from another site's page."""
-
-  def __init__(self, app: App, token: str):
-    self._app = app
-    self._token = token
-
-  async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-    from starlette import responses
-
-    if scope['type'] != 'http':
-      return
-    refusal = self._refusal(scope)
-
-    async def send_with_headers(message: MutableMapping[str, Any]) -> None:
-      if message['type'] == 'http.response.start':
-        own = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-        message['headers'] = [*message.get('headers', []), *own]
-      await send(message)
-
-    if refusal is None:
-      await self._app(scope, receive, send_with_headers)
-    else:
-      status, text = refusal
-      await responses.PlainTextResponse(text, status)(scope, receive, send_with_headers)
-
-  def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-    headers = [(name, value.decode('latin-1')) for name, value in scope['headers']]
-    hosts = [value for name, value in headers if name == b'host']
-    origins = [value for name, value in headers if name == b'origin']
-    # Against DNS rebinding: another site's name may resolve to this address.
-    if len(hosts) != 1 or hosts[0].rsplit(':', 1)[0] not in ('127.0.0.1', 'localhost'):
-      return 403, 'only 127.0.0.1 and localhost are served'
-    if any(origin != f'http://{hosts[0]}' for origin in origins):
-      return 403, 'only requests of the page itself are served'
-    if scope['method'] not in ('GET', 'HEAD'):
-      return 405, 'only GET is served'
-    first = scope['path'].split('/')[1]
-    if not secrets.compare_digest(first.encode(), self._token.encode()):
-      return (
-        403,
-        'the token is wrong or missing: open the address that hephaestus dashboard printed',
-      )
-    return None
+  return server.Guard(app, token, 'dashboard')
 
 
 def _uplot() -> pathlib.Path:
@@ -395,54 +331,6 @@ def _uplot() -> pathlib.Path:
   found = importlib.util.find_spec('uplot')
   assert found is not None and found.submodule_search_locations is not None
   return pathlib.Path(found.submodule_search_locations[0]) / 'static'
-
-
-def check_packages() -> None:
-  """Raises ValueError if a package of the extra `dashboard` is not installed; names it."""
-  for name in ('starlette', 'uvicorn', 'uplot'):
-    if importlib.util.find_spec(name) is None:
-      raise ValueError(
-        f'the package {name} is not installed. Install the extra `dashboard`: '
-        'uv sync --inexact --extra dashboard'
-      )
-
-
-def listen(port: int) -> socket.socket:
-  """Opens a socket that listens on the loopback interface.
-
-  Args:
-    port: port to listen at; 0 for a free one.
-
-  Raises:
-    ValueError: the port is in use, or is not valid.
-  """
-  listening = socket.socket()
-  listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-  try:
-    listening.bind(('127.0.0.1', port))
-    listening.listen()  # requests that arrive before the server has started wait
-  except (OSError, OverflowError) as error:
-    listening.close()
-    reason = getattr(error, 'strerror', None) or error
-    raise ValueError(f'--port {port}: cannot be used ({reason}); give another') from None
-  return listening
-
-
-def make_server(app: App) -> Any:
-  """Makes a `uvicorn.Server` of an app; its `run` takes the sockets."""
-  import uvicorn
-
-  return uvicorn.Server(
-    uvicorn.Config(
-      app,
-      lifespan='off',
-      ws='none',
-      log_level='warning',
-      access_log=False,  # it would contain the token
-      server_header=False,
-      timeout_graceful_shutdown=1,
-    )
-  )
 
 
 def serve(folders: Sequence[pathlib.Path], port: int) -> None:
@@ -456,14 +344,9 @@ def serve(folders: Sequence[pathlib.Path], port: int) -> None:
     ValueError: none of the folders is a run's, a package of the extra `dashboard` is not
       installed, or the port cannot be used.
   """
-  check_packages()
-  with tempfile.TemporaryDirectory() as videos, contextlib.ExitStack() as stack:
+  server.check_packages('uplot')
+  with tempfile.TemporaryDirectory() as videos:
     dashboard = Dashboard(folders, pathlib.Path(videos))
-    listening = stack.enter_context(listen(port))
-    token = secrets.token_urlsafe(16)
     for reason in dashboard.left_out:
       print(f'hephaestus dashboard: left out: {reason}', file=sys.stderr)
-    address = f'http://127.0.0.1:{listening.getsockname()[1]}/{token}/'
-    print(f'{address} (Ctrl-C to stop)', flush=True)
-    with contextlib.suppress(KeyboardInterrupt):
-      make_server(make_app(dashboard, token)).run(sockets=[listening])
+    server.serve(functools.partial(make_app, dashboard), port)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import imageio.v2 as imageio
 
 from hephaestus.launch.files import history
-from hephaestus.launch.report import curves, panels
+from hephaestus.launch.report import curves, panels, server
 from hephaestus.launch.report import pictures as pictures_lib
 
 MOST_VIDEO_BYTES = 4_000_000  # largest video in the page; a larger one is left out and named
@@ -81,7 +81,7 @@ def write(
 
 def _page(made: curves.Report, body: str) -> str:
   environments = dict.fromkeys(figure.name for figure in made.figures)
-  style = (panels.PAGE / 'page.css').read_text() + STYLE
+  style = (server.PAGE / 'page.css').read_text() + STYLE
   title = html.escape(', '.join(environments) or 'runs')
   day = f'{datetime.datetime.now():%Y-%m-%d %H:%M}'
   return f"""<!doctype html>

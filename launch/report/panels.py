@@ -16,7 +16,6 @@ from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import history, metrics
 from hephaestus.launch.report import curves
 
-PAGE = pathlib.Path(__file__).parent / 'assets'  # a report uses its style, too
 VIDEOS = ('.gif', '.mp4', '.webm')
 MOST_EVENTS = 12  # newest events of a run that are shown
 MOST_PIXELS, MOST_VIDEO_PIXELS = (

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from hephaestus.launch.files import history
-from hephaestus.launch.report import panels
+from hephaestus.launch.report import server
 
 COLOURS = 7  # colours of curves; further curves reuse them with dashed lines
 LINES = ('-', '--', ':')
@@ -151,7 +151,7 @@ def _to_png(figure: Any) -> bytes:
 @functools.cache
 def _palettes() -> tuple[dict[str, str], dict[str, str]]:
   """The page's colours by name, light and dark."""
-  style = (panels.PAGE / 'page.css').read_text()
+  style = (server.PAGE / 'page.css').read_text()
   light, dark = re.findall(r':root \{(.*?)\}', style, re.DOTALL)
   read = lambda text: dict(re.findall(r'--(\w+): (#\w+);', text))
   return read(light), read(dark)

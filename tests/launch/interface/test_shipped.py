@@ -43,7 +43,7 @@ def test_shipped_agent_plays_well(empty, name):
 
 def test_shipped_agents_are_small():
   sizes = [file.stat().st_size for file in places.SHIPPED.rglob('*') if file.is_file()]
-  assert sum(sizes) < 5e6
+  assert sum(sizes) < 9e6
 
 
 def test_shipped_agent_acts(empty):
@@ -55,13 +55,20 @@ def test_shipped_agent_acts(empty):
   assert policy.action_names[action] in ('left', 'stay', 'right')
 
 
-def test_shipped_agent_is_watched_but_not_dreamt(empty, capsys):
+def test_shipped_agent_is_watched_and_dreamt(empty, capsys):
   assert run('watch', 'catch') == 0
   lines = capsys.readouterr().out.splitlines()
   assert lines[0].startswith('catch: catch, update ') and lines[1].startswith('step 0  action -')
-  assert run('watch', 'catch', '--dream', '--output', 'dream.gif') == 2
-  refused = '--dream: catch is exported, without the decoder of its model; give the folder of a run'
-  assert refused in capsys.readouterr().err and not (empty / 'dream.gif').exists()
+  assert run('watch', 'catch', '--dream', '--output', 'dream.gif') == 0
+  assert (empty / 'dream.gif').stat().st_size > 0
+
+
+def test_exported_agent_is_smaller_and_not_dreamt(dreamer, empty, capsys):
+  hephaestus.export(dreamer.folder, 'exported')
+  assert run('watch', 'exported', '--dream', '--output', 'dream.gif') == 2
+  assert run('dream', 'exported') == 2
+  refused = 'is exported, without the decoder of its model; give the folder of a run'
+  assert capsys.readouterr().err.count(refused) == 2 and not (empty / 'dream.gif').exists()
 
 
 def test_unknown_name_is_refused_with_the_shipped_ones(empty, capsys):

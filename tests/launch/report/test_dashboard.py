@@ -29,7 +29,7 @@ from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import history, metrics
 from hephaestus.launch.inspect import live as inspection
 from hephaestus.launch.inspect import terminal
-from hephaestus.launch.report import dashboard, evaluate, panels
+from hephaestus.launch.report import dashboard, evaluate, panels, server
 from hephaestus.replay import tables, writer
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
@@ -49,7 +49,7 @@ def write(folder, node, *rows):
 
 def test_page_asks_as_often_as_inspect():
   period = main.parse(['hephaestus', 'inspect', 'run', '--watch']).watch
-  assert f'PERIOD = {1000 * period:g};' in (panels.PAGE / 'page.js').read_text()
+  assert f'PERIOD = {1000 * period:g};' in (server.PAGE / 'page.js').read_text()
 
 
 class Served:
@@ -58,9 +58,9 @@ class Served:
   def __init__(self, folders, videos):
     videos.mkdir(exist_ok=True)
     self.dashboard = dashboard.Dashboard(folders, videos)
-    self._socket = dashboard.listen(0)
+    self._socket = server.listen(0)
     self.port = self._socket.getsockname()[1]
-    self._server = dashboard.make_server(dashboard.make_app(self.dashboard, 'secret'))
+    self._server = server.make_server(dashboard.make_app(self.dashboard, 'secret'))
     self._thread = threading.Thread(target=self._server.run, kwargs={'sockets': [self._socket]})
     self._thread.start()
 
@@ -396,7 +396,7 @@ def test_dashboard_names_bad_input(folder, tmp_path, monkeypatch, capsys):
   assert capsys.readouterr().err == (
     f'hephaestus dashboard: {tmp_path / "gone"}: is not the folder of a run, it has no config.yaml\n'
   )
-  with dashboard.listen(0) as taken:
+  with server.listen(0) as taken:
     port = taken.getsockname()[1]
     assert run(folder, '--port', port) == 2
   assert f'--port {port}: cannot be used (Address already in use)' in capsys.readouterr().err

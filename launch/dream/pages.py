@@ -1,0 +1,193 @@
+"""Serves the page of a steered dream on the loopback interface: a session for each tab, as JSON over HTTP."""
+
+import collections
+import functools
+import json
+import pathlib
+import secrets
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from hephaestus.launch.dream import session as session_lib
+from hephaestus.launch.interface import policy as policy_lib
+from hephaestus.launch.report import server
+from hephaestus.launch.run import variables
+
+PAGE = pathlib.Path(__file__).parent / 'assets'
+MOST_SESSIONS = 8  # the one that was used longest ago is closed for another
+MOST_BYTES = 1 << 16  # of a request
+
+
+class Sessions:
+  """The sessions of all tabs, by random names. Its methods may be called by several threads.
+
+  Args:
+    programs: compiled steps of the policy.
+    seed: seed of every session, so that each begins with the same episode.
+  """
+
+  def __init__(self, programs: session_lib.Programs, seed: int):
+    self._programs = programs
+    self._seed = seed
+    self._lock = threading.Lock()
+    self._open: collections.OrderedDict[str, session_lib.Session] = collections.OrderedDict()
+
+  def begin(self) -> dict[str, Any]:
+    """Begins a session; returns what `describe` does."""
+    made = session_lib.Session(self._programs, self._seed)
+    name = secrets.token_urlsafe(8)
+    with self._lock:
+      self._open[name] = made
+      oldest = self._open.popitem(last=False)[1] if len(self._open) > MOST_SESSIONS else None
+    if oldest is not None:
+      oldest.close()
+    return self.describe(name)
+
+  def find(self, name: str) -> session_lib.Session:
+    """The session of a name.
+
+    Raises:
+      KeyError: there is none, or it was closed for another.
+    """
+    with self._lock:
+      self._open.move_to_end(name)
+      return self._open[name]
+
+  def describe(self, name: str) -> dict[str, Any]:
+    """{'session': its name, 'about': see `Programs`, 'steps': all steps, 'repeats': see `Session`}."""
+    found = self.find(name)
+    steps = [node.shown for node in found.nodes]
+    return {
+      'session': name,
+      'about': self._programs.about,
+      'steps': steps,
+      'repeats': found.repeats,
+    }
+
+  def act(self, name: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """Acts, see `Session.act`, whose arguments are the entries of `asked`."""
+    return self._to_step(name, lambda session: session.act(**asked))
+
+  def begin_dream(self, name: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """Begins the dream again at a step, see `Session.begin_dream`."""
+    return self._to_step(name, lambda session: session.begin_dream(**asked))
+
+  def begin_episode(self, name: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """Begins the next episode, see `Session.begin`."""
+    return self._to_step(name, lambda session: session.begin(**asked))
+
+  def close(self) -> None:
+    """Closes all sessions."""
+    for session in self._open.values():
+      session.close()
+
+  def _to_step(self, name: str, move: Callable[[session_lib.Session], int]) -> dict[str, Any]:
+    """{'step': see `Session.show`, 'repeats'} of the step to which a function moves."""
+    session = self.find(name)
+    try:
+      index = move(session)
+    except TypeError as error:  # unknown or missing entries of the request
+      raise ValueError(str(error)) from None
+    return {'step': session.show(index), 'repeats': session.repeats}
+
+
+def make_app(sessions: Sessions, token: str) -> server.App:
+  """Makes the ASGI app of the page, which answers requests below /TOKEN/.
+
+  GET /api/sessions/NAME describes a session; POST /api/sessions begins one; POST to /act, /begin_dream or
+  /begin_episode below a session takes a JSON object, see `Sessions`. Bad input is answered by 400 and one
+  line, an unknown session by 404.
+
+  Args:
+    sessions: makes the answers.
+    token: secret that the path of every request must begin with.
+  """
+  from starlette import applications, concurrency, exceptions, requests, responses, routing
+
+  def file(path: pathlib.Path) -> routing.Route:
+    return routing.Route(
+      '/' if path.name == 'index.html' else f'/{path.name}',
+      lambda request: responses.FileResponse(path),
+    )
+
+  async def body(request: requests.Request) -> dict[str, Any]:
+    content = b''
+    async for chunk in request.stream():
+      content += chunk
+      if len(content) > MOST_BYTES:
+        raise exceptions.HTTPException(413, f'a request has at most {MOST_BYTES:,} bytes')
+    try:
+      asked = json.loads(content)
+    except ValueError as error:
+      raise exceptions.HTTPException(400, f'the request is not JSON ({error})') from None
+    if not isinstance(asked, dict):
+      raise exceptions.HTTPException(400, 'the request is no JSON object')
+    return asked
+
+  async def answer(function: Callable[..., Any], *arguments: Any) -> responses.Response:
+    try:
+      return responses.JSONResponse(await concurrency.run_in_threadpool(function, *arguments))
+    except KeyError:
+      raise exceptions.HTTPException(404, 'this session was closed; load the page again') from None
+    except ValueError as error:
+      raise exceptions.HTTPException(400, str(error)) from None
+
+  async def begin(request: requests.Request) -> responses.Response:
+    return await answer(sessions.begin)
+
+  async def describe(request: requests.Request) -> responses.Response:
+    return await answer(sessions.describe, request.path_params['name'])
+
+  def moves(function: Callable[..., Any]) -> Any:
+    async def move(request: requests.Request) -> responses.Response:
+      return await answer(function, request.path_params['name'], await body(request))
+
+    return move
+
+  static = [PAGE / name for name in ('index.html', 'dream.css', 'dream.js')]
+  static += [server.PAGE / name for name in ('page.css', 'icon.svg')]
+  routes = [
+    *map(file, static),
+    routing.Route('/api/sessions', begin, methods=['POST']),
+    routing.Route('/api/sessions/{name}', describe),
+    *(
+      routing.Route(
+        f'/api/sessions/{{name}}/{function.__name__}', moves(function), methods=['POST']
+      )
+      for function in (sessions.act, sessions.begin_dream, sessions.begin_episode)
+    ),
+  ]
+  app = applications.Starlette(routes=[routing.Mount(f'/{token}', routes=routes)])
+  return server.Guard(app, token, 'dream', ('GET', 'HEAD', 'POST'))
+
+
+def serve(path: pathlib.Path, checkpoint: str | None, *, seed: int, port: int) -> None:
+  """Serves the page until Ctrl-C, and prints its address.
+
+  Args:
+    path: folder of a run of the dreamer, or name of an agent that comes with the package.
+    checkpoint: learner step of a checkpoint, or 'best'; None for the newest.
+    seed: seed of all sessions.
+    port: port of 127.0.0.1; 0 for a free one.
+
+  Raises:
+    ValueError: as `policy.load` and `session.Programs`; or the port cannot be used.
+  """
+  session_lib.check(path, policy_lib.load_config(path))  # loading takes seconds
+  # So that the second start on a machine compiles nothing.
+  jax.config.update('jax_compilation_cache_dir', variables.COMMON.get('JAX_COMPILATION_CACHE_DIR'))
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
+  programs = session_lib.Programs(policy_lib.load(path, checkpoint))
+  print('hephaestus dream: compiles the model', file=sys.stderr, flush=True)
+  session = session_lib.Session(programs, seed)
+  session.act(0)
+  session.close()
+  sessions = Sessions(programs, seed)
+  try:
+    server.serve(functools.partial(make_app, sessions), port, open_browser=True)
+  finally:
+    sessions.close()

@@ -1,0 +1,119 @@
+"""The real side of a steered dream: an environment that can be stepped from any earlier step of an episode."""
+
+import abc
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from hephaestus.actors.environments import environment as environment_lib
+from hephaestus.actors.environments import host
+
+
+class Moment(NamedTuple):
+  """One time step of an episode, from which the episode may be continued again and again.
+
+  Attributes:
+    state: state of the environment; of one that is stepped on the host, its `_History`.
+    timestep: the time step, host arrays.
+    frame: [H, W, 3] uint8, as the environment renders its state; None if it renders none.
+  """
+
+  state: Any
+  timestep: environment_lib.TimeStep
+  frame: np.ndarray | None
+
+
+class Reality(abc.ABC):
+  """Interface of the real side.
+
+  Attributes:
+    repeats: False once an environment has given another observation after the same seed and actions; then
+      what follows a rewind belongs to another episode.
+  """
+
+  repeats: bool = True
+
+  @abc.abstractmethod
+  def begin(self, key: jax.Array) -> Moment:
+    """Begins an episode; the same key begins the same one."""
+
+  @abc.abstractmethod
+  def step(self, key: jax.Array, before: Moment, action: np.ndarray) -> Moment:
+    """Takes an action at a time step other than LAST."""
+
+  def close(self) -> None:
+    """Frees its resources; no other call follows."""
+    return
+
+
+class Traced(Reality):
+  """An environment in JAX, whose states are values."""
+
+  def __init__(self, environment: environment_lib.Environment):
+    self._environment = environment
+    self._reset, self._step = jax.jit(environment.reset), jax.jit(environment.step)
+
+  def begin(self, key: jax.Array) -> Moment:
+    return self._moment(self._reset(key))
+
+  def step(self, key: jax.Array, before: Moment, action: np.ndarray) -> Moment:
+    return self._moment(self._step(key, before.state, action))
+
+  def _moment(self, result: tuple[Any, environment_lib.TimeStep]) -> Moment:
+    state, timestep = jax.device_get(result)
+    return Moment(state, timestep, self._environment.render(state))
+
+
+class _History(NamedTuple):
+  """A state of an environment on the host: the seed of its episode and all actions since."""
+
+  seed: int
+  actions: tuple[tuple[float, ...], ...]
+
+
+class OnHost(Reality):
+  """An environment that is stepped on the host, and that cannot go back.
+
+  A step from an earlier time step resets it by the seed of the episode and repeats the actions.
+  """
+
+  def __init__(self, environment: host.HostEnvironment):
+    self._spec = environment.action_spec
+    (self._instance,) = environment.make(1)
+    self._at: _History | None = None
+
+  def begin(self, key: jax.Array) -> Moment:
+    seed = int(jax.random.bits(key))
+    self._at = _History(seed, ())
+    return self._moment(self._instance.reset(seed))
+
+  def step(self, key: jax.Array, before: Moment, action: np.ndarray) -> Moment:
+    del key  # its own generator decides
+    history: _History = before.state
+    if self._at != history:
+      self._return_to(before)
+    self._at = _History(history.seed, (*history.actions, tuple(np.ravel(action).tolist())))
+    return self._moment(self._instance.step(action))
+
+  def close(self) -> None:
+    self._instance.close()
+
+  def _return_to(self, moment: Moment) -> None:
+    timestep = self._instance.reset(moment.state.seed)
+    for action in moment.state.actions:
+      again: Any = np.asarray(action, self._spec.dtype).reshape(self._spec.shape)
+      timestep = self._instance.step(again)
+    pairs = zip(*map(jax.tree.leaves, (timestep, moment.timestep)), strict=True)
+    self.repeats &= all(np.array_equal(now, then) for now, then in pairs)
+
+  def _moment(self, timestep: environment_lib.TimeStep) -> Moment:
+    # Its arrays may be the environment's own, which the next step changes.
+    return Moment(self._at, jax.tree.map(np.array, timestep), self._instance.render())
+
+
+def make(environment: environment_lib.Environment) -> Reality:
+  """The real side of an environment without auto-reset."""
+  return (
+    OnHost(environment) if isinstance(environment, host.HostEnvironment) else Traced(environment)
+  )

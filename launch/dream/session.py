@@ -1,0 +1,529 @@
+"""A steered dream: its steps, branches and what is shown of each. It knows neither HTTP nor a browser."""
+
+import base64
+import dataclasses
+import functools
+import io
+import math
+import pathlib
+import threading
+from typing import Any
+
+import jax
+import numpy as np
+from PIL import Image
+
+from hephaestus.actors import videos
+from hephaestus.actors.environments import environment as environment_lib
+from hephaestus.agents import observation as observation_lib
+from hephaestus.agents.dreamer import agent as dreamer_agent
+from hephaestus.agents.dreamer import steering as steering_lib
+from hephaestus.launch import config as launch_config
+from hephaestus.launch.agents import dreamer as dreamer_record
+from hephaestus.launch.dream import reality as reality_lib
+from hephaestus.launch.interface import policy as policy_lib
+
+MOST_STEPS = 20_000  # of a session, whose states and pictures stay in memory
+MOST_NUMBERS = 4096  # of a leaf of an observation that are shown as numbers
+DIGITS = 4  # significant digits of a number that is shown
+DIFFERENT = 48  # least difference of a colour, of 255, that is marked
+LINE = 3  # pixels of the line around what differs, on its inner side
+HEAT, MARK = (230, 159, 0), (230, 60, 110)  # colours of disagreement, and of what differs
+REAL, DREAM = 'real', 'dream'
+"""The two sides, either of which the policy may read."""
+
+
+def check(path: pathlib.Path, config: launch_config.ExperimentConfig) -> None:
+  """Raises ValueError if the agent of a run or policy has no world model; names its path."""
+  if not isinstance(config.record, dreamer_record.Dreamer):
+    raise ValueError(
+      f'{path}: its agent, {config.agent_name}, has no world model that dreams; give a run of the dreamer'
+    )
+
+
+class Programs:
+  """The compiled steps of a policy and of its environment, shared by all sessions.
+
+  Args:
+    policy: a policy of the dreamer with all parameters.
+
+  Raises:
+    ValueError: the policy has no world model, or lacks its decoder; or its environment cannot be made.
+  """
+
+  def __init__(self, policy: policy_lib.Policy):
+    config = policy.config
+    check(policy.path, config)
+    if policy.all_params is None:
+      raise ValueError(
+        f'{policy.path}: is exported, without the decoder of its model; give the folder of a run'
+      )
+    self.environment = policy.environment
+    self.params = jax.device_put(policy.all_params)
+    dreamer: dreamer_agent.Dreamer = config.record.make(
+      config.agent, policy.observation_spec, policy.action_spec
+    )
+    self._steering = steering_lib.Steering(dreamer, greedy=config.evaluator.greedy)
+    self.observe = jax.jit(self._steering.observe)
+    self.imagine = jax.jit(self._steering.imagine, static_argnames='sampled')
+    spec = observation_lib.without_mask(self.environment.observation_spec)
+    self._leaves = [
+      (jax.tree_util.keystr(path, simple=True, separator='/') or 'observation', leaf)
+      for path, leaf in jax.tree_util.tree_leaves_with_path(spec)
+    ]
+    self.about = {
+      'path': str(policy.path),
+      'environment': config.environment['name'],
+      'learner_step': policy.learner_step,
+      'max_steps': self.environment.max_steps,
+      'members': dreamer.config.ensemble_size,
+      'greedy': config.evaluator.greedy,
+      'has_mask': observation_lib.action_mask(self.environment.observation_spec) is not None,
+      'actions': _describe_actions(self.environment),
+      'leaves': [
+        {'name': name, 'shape': list(leaf.shape)} for name, leaf in self._leaves if _is_listed(leaf)
+      ],
+    }
+
+  def initial(self) -> steering_lib.Belief:
+    """The belief before an episode."""
+    return self._steering.initial()
+
+  def numbers(self, observation: Any) -> list[float | None]:
+    """The numbers of all leaves that `about` lists, one after another."""
+    leaves = zip(jax.tree.leaves(observation), self._leaves, strict=True)
+    return [
+      _rounded(x)
+      for leaf, (_, spec) in leaves
+      if _is_listed(spec)
+      for x in np.ravel(leaf).astype(np.float64).tolist()
+    ]
+
+
+def _is_listed(spec: Any) -> bool:
+  is_picture = len(spec.shape) == 3 and min(spec.shape[:2]) >= observation_lib.SMALLEST_IMAGE
+  return not is_picture and math.prod(spec.shape) <= MOST_NUMBERS
+
+
+def _describe_actions(environment: environment_lib.Environment) -> dict[str, Any]:
+  """{'parts': names of the choices of each part} or {'low', 'high': bounds [A]}; and 'single'."""
+  spec = environment.action_spec
+  counts = environment_lib.num_choices(spec)
+  if not counts:
+    bounds = (np.broadcast_to(x, spec.shape).tolist() for x in (spec.minimum, spec.maximum))
+    return dict(zip(('low', 'high'), bounds, strict=True))
+  names = list(environment.action_names) or [str(choice) for n in counts for choice in range(n)]
+  ends = np.cumsum(counts).tolist()
+  parts = [names[end - n : end] for n, end in zip(counts, ends, strict=True)]
+  return {'parts': parts, 'single': spec.shape == ()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+  """One step of a session: a real time step, and the dream at the same step. It never changes.
+
+  Attributes:
+    index: its number in the session.
+    parent: number of the step before; None at the beginning of the episode.
+    branch: number of its branch: the parent's, or a new one if the parent had a child already.
+    step: number of actions since the beginning of the episode.
+    action: the action that led to it, as in the action spec; None at the beginning.
+    real: the real time step; None beyond the end of the real episode.
+    belief: what the agent believes at the real time step; None likewise.
+    dream: what it believes in the dream.
+    begins: step at which this dream began.
+    returns: undiscounted return so far of the real episode and of the dream, which takes over the real
+      one where it begins.
+    choices: the policy's next action on each side, by REAL (if there is one) and DREAM.
+    shown: JSON values for a page, see `Session.show`.
+  """
+
+  index: int
+  parent: int | None
+  branch: int
+  step: int
+  action: np.ndarray | None
+  real: reality_lib.Moment | None
+  belief: steering_lib.Belief | None
+  dream: steering_lib.Belief
+  begins: int
+  returns: dict[str, float]
+  choices: dict[str, np.ndarray]
+  shown: dict[str, Any]
+
+
+class Session:
+  """One user's episode and the dreams of it, as a tree of steps. Its methods may be called by any thread.
+
+  All random numbers follow from the seed, the episode's number and the step, so the same actions repeat
+  the same dream, and branches differ by what was chosen only. In an environment that is stepped on the
+  host, a step after a rewind repeats the episode from its seed.
+
+  Args:
+    programs: compiled steps of the policy.
+    seed: seed of all random numbers.
+
+  Attributes:
+    nodes: all steps of the present episode; a step is addressed by its index.
+  """
+
+  def __init__(self, programs: Programs, seed: int = 0):
+    self._programs = programs
+    self._seed = jax.random.key(seed)
+    self._reality = reality_lib.make(programs.environment)
+    self._lock = threading.RLock()
+    self._episode = -1
+    self.nodes: list[Node] = []
+    self._children: dict[int, dict[tuple[Any, ...], int]] = {}  # by step, and by how they were made
+    self.begin()
+
+  def close(self) -> None:
+    """Closes the environment."""
+    with self._lock:
+      self._reality.close()
+
+  def begin(self) -> int:
+    """Begins the next episode, whose dream begins at its first step; returns that step, 0."""
+    with self._lock:
+      self._episode += 1
+      key = jax.random.fold_in(self._seed, self._episode)
+      # Keys of the environment, of the policy on the real side, and of the dream.
+      self._keys = jax.random.split(key, 3)
+      self.nodes, self._children = [], {}
+      self._branches = 0
+      real = self._reality.begin(self._keys[0])
+      observation = observation_lib.without_mask(real.timestep.observation)
+      self._picture = videos.picture(
+        self._programs.environment.draw, jax.tree.map(lambda x: np.asarray(x)[None], observation)
+      )
+      return self._add(None, None, real, dreams=None)
+
+  def act(
+    self,
+    at: int,
+    action: Any = None,
+    *,
+    reads: str = REAL,
+    member: int | None = 0,
+    sampled: bool = True,
+  ) -> int:
+    """Acts at a step, in the environment and in the dream.
+
+    An action that was taken there in the same way leads to the same step again. Any other one, at a step
+    that has a child, begins a branch.
+
+    Args:
+      at: the step.
+      action: JSON value of an action; None lets the policy choose.
+      reads: the side that the policy reads; beyond the end of the real episode it reads the dream.
+      member: the member of the ensemble that predicts; None for the mean.
+      sampled: whether the imagined step is sampled; else it is the most likely one.
+
+    Returns:
+      The next step.
+
+    Raises:
+      ValueError: there is no such step, member or side, the action is not valid or not legal, or the
+        session is full.
+    """
+    with self._lock:
+      node = self._node(at)
+      members = self._programs.about['members']
+      if member is not None and not (_is_int(member) and 0 <= member < members):
+        raise ValueError(f'member={member!r}: there are members 0 to {members - 1}')
+      if reads not in (REAL, DREAM):
+        raise ValueError(f'reads={reads!r}: choose {REAL} or {DREAM}')
+      if action is None:
+        chosen = node.choices.get(reads, node.choices[DREAM])
+      else:
+        chosen = self._checked(action)
+        self._check_legal(node, chosen)
+      how = (chosen.tobytes(), member, bool(sampled))
+      return self._child(node, how) or self._grow(node, how, chosen, member, bool(sampled))
+
+  def begin_dream(self, at: int) -> int:
+    """Begins the dream again at a step, from what the agent believes after all real observations.
+
+    Returns:
+      A step with the same parent, action and real time step; `at` if its dream begins there already.
+
+    Raises:
+      ValueError: there is no such step, the real episode has ended before it, or the session is full.
+    """
+    with self._lock:
+      node = self._node(at)
+      if node.begins == node.step:
+        return at
+      if node.real is None or node.parent is None:
+        raise ValueError(f'at={at}: the real episode has ended before, so no dream can begin here')
+      parent = self.nodes[node.parent]
+      assert node.action is not None
+      how = (node.action.tobytes(), None, None)
+      found = self._child(parent, how)
+      if found is None:
+        found = self._add(parent, node.action, node.real, dreams=None)
+        self._children[parent.index][how] = found
+      return found
+
+  def show(self, at: int) -> dict[str, Any]:
+    """JSON values of a step: what a page shows.
+
+    'index', 'parent', 'branch', 'step' and 'begins' are as in `Node`; 'action' is its JSON value. For each
+    of the sides 'real' (None beyond the end) and 'dream': 'reward', 'return', 'continues' (probability,
+    on the real side 0 or 1), 'values' by head, 'novelty', 'mask', 'policy' (probabilities of all choices;
+    for continuous actions the action), 'numbers', and 'frame', a PNG. 'dream' has 'disagreement', of its
+    numbers, and 'heat', the same as a PNG over its frame; 'difference' is a PNG around what differs, and
+    'last' whether the real episode ends. PNGs are in base64; each is None where there is nothing to draw.
+    """
+    return self._node(at).shown
+
+  def path(self, at: int) -> list[int]:
+    """The steps that lead to a step, from the first."""
+    found: list[int] = []
+    place: int | None = self._node(at).index
+    while place is not None:
+      found.append(place)
+      place = self.nodes[place].parent
+    return found[::-1]
+
+  @property
+  def repeats(self) -> bool:
+    """See `Reality.repeats`."""
+    return self._reality.repeats
+
+  def _node(self, at: Any) -> Node:
+    if not (_is_int(at) and 0 <= at < len(self.nodes)):
+      raise ValueError(f'at={at!r}: there are steps 0 to {len(self.nodes) - 1}')
+    return self.nodes[at]
+
+  def _child(self, node: Node, how: tuple[Any, ...]) -> int | None:
+    return self._children[node.index].get(how)
+
+  def _checked(self, action: Any) -> np.ndarray:
+    """An action as in the spec, from its JSON value."""
+    spec = self._programs.environment.action_spec
+    try:
+      given = np.asarray(action, np.float64)
+      if given.shape != spec.shape or not np.isfinite(given).all():
+        raise ValueError
+      value = given.astype(spec.dtype)
+      is_whole = spec.dtype.kind == 'f' or (value == given).all()
+      if not is_whole or (value < spec.minimum).any() or (value > spec.maximum).any():
+        raise ValueError
+    except (ValueError, TypeError):
+      bounds = environment_lib.describe_bounds(spec)
+      count = f'{spec.shape[0]} numbers' if spec.shape else 'a whole number'
+      raise ValueError(f'action={action!r}: {count} from {bounds} should be given') from None
+    return np.asarray(value)
+
+  def _check_legal(self, node: Node, action: np.ndarray) -> None:
+    mask = node.shown[REAL]['mask'] if node.real is not None else None
+    if mask is None:
+      return
+    begin = 0
+    counts = environment_lib.num_choices(self._programs.environment.action_spec)
+    for choice, count in zip(np.ravel(action).tolist(), counts, strict=True):
+      legal = mask[begin : begin + count]
+      if any(legal) and not legal[choice]:
+        raise ValueError(f'action={action.tolist()}: is not legal at this step')
+      begin += count
+
+  def _grow(
+    self,
+    node: Node,
+    how: tuple[Any, ...],
+    action: np.ndarray,
+    member: int | None,
+    sampled: bool,
+  ) -> int:
+    real = node.real
+    if real is not None:
+      key = jax.random.fold_in(self._keys[0], node.step + 1)
+      real = None if real.timestep.last() else self._reality.step(key, real, action)
+    dreams = self._programs.imagine(
+      self._programs.params,
+      jax.random.fold_in(self._keys[2], node.step + 1),
+      node.dream,
+      action,
+      None if member is None else np.int32(member),
+      sampled=sampled,
+    )
+    index = self._add(node, action, real, dreams)
+    self._children[node.index][how] = index
+    return index
+
+  def _add(
+    self,
+    parent: Node | None,
+    action: np.ndarray | None,
+    real: reality_lib.Moment | None,
+    dreams: tuple[steering_lib.Belief, steering_lib.Prediction] | None,
+  ) -> int:
+    """Adds a step; without `dreams`, the belief and prediction of an imagined step, a dream begins there."""
+    if len(self.nodes) >= MOST_STEPS:
+      raise ValueError(f'the session has {MOST_STEPS:,} steps; begin a new episode')
+    step = 0 if parent is None else parent.step + 1
+    believes = None if real is None else self._observe(parent, action, real, step)
+    begins = step if dreams is None or parent is None else parent.begins
+    dreams = dreams or believes
+    assert dreams is not None
+    before = {REAL: 0.0, DREAM: 0.0} if parent is None else parent.returns
+    returns, sides = {}, {}
+    if believes is not None and real is not None:
+      returns[REAL] = before[REAL] + float(real.timestep.reward)
+      sides[REAL] = jax.device_get(believes[1])
+    sides[DREAM] = jax.device_get(dreams[1])
+    returns[DREAM] = returns[REAL] if begins == step else before[DREAM] + float(sides[DREAM].reward)
+    if self._branches == 0 or (parent is not None and self._children[parent.index]):
+      branch, self._branches = self._branches, self._branches + 1
+    else:
+      assert parent is not None
+      branch = parent.branch
+    index = len(self.nodes)
+    shown = {
+      'index': index,
+      'parent': None if parent is None else parent.index,
+      'branch': branch,
+      'step': step,
+      'begins': begins,
+      'action': None if action is None else action.tolist(),
+      **self._show_sides(real, sides, returns, is_first=step == 0),
+    }
+    node = Node(
+      index=index,
+      parent=shown['parent'],
+      branch=branch,
+      step=step,
+      action=action,
+      real=real,
+      belief=None if believes is None else believes[0],
+      dream=dreams[0],
+      begins=begins,
+      returns=returns,
+      choices={name: np.asarray(side.action) for name, side in sides.items()},
+      shown=shown,
+    )
+    self.nodes.append(node)
+    self._children[index] = {}
+    return index
+
+  def _observe(
+    self,
+    parent: Node | None,
+    action: np.ndarray | None,
+    real: reality_lib.Moment,
+    step: int,
+  ) -> tuple[steering_lib.Belief, steering_lib.Prediction]:
+    spec = self._programs.environment.action_spec
+    if parent is None:
+      before, action = self._programs.initial(), np.zeros(spec.shape, spec.dtype)
+    else:
+      assert parent.belief is not None  # the real episode has not ended there
+      before = parent.belief
+    result: tuple[steering_lib.Belief, steering_lib.Prediction] = self._programs.observe(
+      self._programs.params,
+      jax.random.fold_in(self._keys[1], step),
+      before,
+      action,
+      real.timestep.observation,
+      np.bool_(parent is None),
+    )
+    return result
+
+  def _show_sides(
+    self,
+    real: reality_lib.Moment | None,
+    sides: dict[str, steering_lib.Prediction],
+    returns: dict[str, float],
+    *,
+    is_first: bool,
+  ) -> dict[str, Any]:
+    dream = sides[DREAM]
+    frame = None if self._picture is None else self._picture(dream.observation)
+    shown: dict[str, Any] = {'difference': None, 'last': False, REAL: None}
+    shown[DREAM] = {
+      **self._heads(dream),
+      'reward': None if is_first else _rounded(float(dream.reward)),
+      'return': _rounded(returns[DREAM]),
+      'continues': _rounded(float(dream.discount)),
+      'mask': dream.mask.tolist(),
+      'numbers': self._programs.numbers(dream.observation),
+      'disagreement': self._programs.numbers(dream.disagreement),
+      'frame': _png(frame),
+      'heat': _png(self._heat(dream.members)),
+    }
+    if real is None:
+      return shown
+    observation = observation_lib.without_mask(real.timestep.observation)
+    mask = observation_lib.action_mask(real.timestep.observation)
+    observed = real.frame if self._picture is None else self._picture(observation)
+    shown['last'] = bool(real.timestep.last())
+    if frame is not None:
+      shown['difference'] = _png(_outline(observed, frame))
+    shown[REAL] = {
+      **self._heads(sides[REAL]),
+      'reward': None if is_first else _rounded(float(real.timestep.reward)),
+      'return': _rounded(returns[REAL]),
+      'continues': _rounded(float(real.timestep.discount)),
+      'mask': None if mask is None else np.asarray(mask).tolist(),
+      'numbers': self._programs.numbers(observation),
+      'frame': _png(observed),
+    }
+    return shown
+
+  def _heads(self, side: steering_lib.Prediction) -> dict[str, Any]:
+    policy = side.action if side.chances is None else side.chances
+    return {
+      'values': {name: _rounded(float(value)) for name, value in side.values.items()},
+      'novelty': _rounded(float(side.novelty)),
+      'policy': [_rounded(x) for x in np.ravel(policy).tolist()],
+    }
+
+  def _heat(self, members: Any) -> np.ndarray | None:
+    """[H, W, 4] uint8, opaque where the pictures of the members' predictions differ; None without a picture."""
+    if self._picture is None:
+      return None
+    count = self._programs.about['members']
+    each = [self._picture(jax.tree.map(lambda x, k=k: x[k], members)) for k in range(count)]
+    spread = np.std(np.stack(each).astype(np.float32), axis=0).max(axis=-1)
+    return _tinted(HEAT, np.minimum(2 * spread, 230))  # half of the members apart: opaque
+
+
+def _tinted(colour: tuple[int, int, int], alpha: np.ndarray) -> np.ndarray:
+  """One colour, [H, W, 4] uint8, with an alpha channel [H, W] from 0 to 255."""
+  pixels = np.empty((*alpha.shape, 4), np.uint8)
+  pixels[..., :3], pixels[..., 3] = colour, alpha
+  return pixels
+
+
+def _outline(one: np.ndarray | None, other: np.ndarray) -> np.ndarray | None:
+  """[H, W, 4] uint8, lines around what differs between two frames; None for frames of different sizes."""
+  if one is None or one.shape != other.shape:
+    return None
+  differs = (np.abs(one.astype(np.int16) - other) > DIFFERENT).any(axis=-1)
+  padded = np.pad(differs, LINE)  # so that the edges of the picture are edges of what differs, too
+  height, width = differs.shape
+  shifts = range(2 * LINE + 1)
+  inner = functools.reduce(
+    np.logical_and,
+    (padded[down : down + height, right : right + width] for down in shifts for right in shifts),
+  )
+  return _tinted(MARK, np.where(differs & ~inner, 255, 0))
+
+
+def _png(frame: np.ndarray | None) -> str | None:
+  """A frame in base64; None without one, and for one that is transparent."""
+  if frame is None or (frame.shape[-1] == 4 and not frame[..., 3].any()):
+    return None
+  with io.BytesIO() as file:
+    Image.fromarray(frame).save(file, 'PNG', compress_level=1)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _rounded(value: float) -> float | None:
+  """A number with DIGITS significant digits, since a page shows no more; None if it is not finite."""
+  return float(f'{value:.{DIGITS}g}') if math.isfinite(value) else None
+
+
+def _is_int(value: Any) -> bool:
+  return isinstance(value, int) and not isinstance(value, bool)

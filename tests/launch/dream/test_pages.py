@@ -1,0 +1,209 @@
+"""The page of a steered dream: its command, access control, a session over HTTP, and the page in a browser."""
+
+import re
+import shutil
+
+import polling
+import pytest
+from playwright import sync_api
+
+from hephaestus.launch import config, main
+from hephaestus.launch.agents import presets
+from hephaestus.launch.dream import pages
+from hephaestus.launch.files import folder as folder_lib
+
+CHROMIUM = shutil.which('chromium')
+
+
+def run(*arguments):
+  return main.run(main.parse(['hephaestus', 'dream', *map(str, arguments)]))
+
+
+def test_run_without_a_world_model_is_refused_in_one_line(tmp_path, capsys):
+  folder_lib.open_run(tmp_path / 'run', config.override(presets.ppo_laptop('catch'), []))
+  assert run(tmp_path / 'run') == 2
+  printed = capsys.readouterr()
+  assert printed.err == (
+    f'hephaestus dream: {tmp_path}/run: its agent, ppo, has no world model that dreams; give a run of the '
+    'dreamer\n'
+  )
+  assert not printed.out
+
+
+def test_unknown_agent_and_wrong_seed_are_refused(tmp_path, capsys):
+  assert run(tmp_path / 'none') == 2 and run('catch', '--seed', -1) == 2
+  unknown, seed = capsys.readouterr().err.splitlines()
+  assert 'is not the folder of a run or of an exported policy' in unknown
+  assert '--seed -1: must be at least 0' in seed
+
+
+def test_requests_of_others_are_refused(serve):
+  served = serve()
+  own = f'127.0.0.1:{served.port}'
+  assert served.ask('')[0] == 200
+  for path, content in (('', None), ('dream.js', None), ('api/sessions', {})):
+    status, text, _ = served.ask(path, content, token='wrong')
+    assert status == 403 and b'open the address that hephaestus dream printed' in text
+    assert served.ask(path, content, Host='evil.example')[0] == 403
+    for origin in ('http://evil.example', 'null', f'https://{own}'):
+      assert served.ask(path, content, Origin=origin)[0] == 403
+  assert served.ask('api/sessions', {}, Origin=f'http://{own}')[0] == 200
+  for method in ('PUT', 'DELETE', 'PATCH', 'OPTIONS'):
+    assert served.ask('api/sessions', method=method)[0] == 405
+  assert served.ask('api/sessions')[0] == 405  # a GET begins nothing
+
+
+def test_page_needs_nothing_but_its_own_server(serve):
+  served = serve()
+  _, html, headers = served.ask('')
+  assert "default-src 'none'" in headers['Content-Security-Policy']
+  assert '//' not in html.decode() and 'style=' not in html.decode()
+  for name in re.findall(r'(?:src|href)="([^"]+)"', html.decode()):
+    assert served.ask(name)[0] == 200, name
+
+
+def test_session_over_http(serve):
+  served = serve()
+  begun = served.json('api/sessions', {})
+  place = f'api/sessions/{begun["session"]}'
+  assert begun['about']['actions'] == {'parts': [['left', 'stay', 'right']], 'single': True}
+  assert [step['index'] for step in begun['steps']] == [0]
+  first = served.json(f'{place}/act', {'at': 0, 'action': 2, 'member': 1})['step']
+  branch = served.json(f'{place}/act', {'at': 0, 'action': 0, 'member': None, 'sampled': False})
+  assert branch['step']['branch'] == 1 and branch['repeats']
+  anew = served.json(f'{place}/begin_dream', {'at': first['index']})['step']
+  known = served.json(place)
+  assert known['steps'] == [begun['steps'][0], first, branch['step'], anew]
+  assert served.json('api/sessions', {})['steps'] == begun['steps']  # of another tab
+  episode = served.json(f'{place}/begin_episode', {})['step']
+  assert served.json(place)['steps'] == [episode]
+
+
+@pytest.mark.parametrize(
+  ('path', 'content', 'status', 'text'),
+  [
+    ('act', {'at': 0, 'action': 9}, 400, 'action=9: a whole number from 0 to 2 should be given'),
+    ('act', {'at': 0, 'wish': 1}, 400, "unexpected keyword argument 'wish'"),
+    ('act', {}, 400, "required positional argument: 'at'"),
+    ('act', b'{', 400, 'the request is not JSON'),
+    ('act', [0], 400, 'the request is no JSON object'),
+    ('act', b' ' * 70_000, 413, 'a request has at most 65,536 bytes'),
+    ('begin_dream', {'at': 5}, 400, 'at=5: there are steps 0 to 0'),
+    ('fly', {}, 404, 'Not Found'),
+  ],
+)  # fmt: skip
+def test_wrong_request_is_answered_by_one_line(serve, path, content, status, text):
+  served = serve()
+  name = served.json('api/sessions', {})['session']
+  found, answer, _ = served.ask(f'api/sessions/{name}/{path}', content)
+  assert found == status and text in answer.decode() and b'\n' not in answer
+  assert len(served.json(f'api/sessions/{name}')['steps']) == 1
+
+
+def test_session_that_was_used_longest_ago_is_closed_for_another(serve, monkeypatch):
+  monkeypatch.setattr(pages, 'MOST_SESSIONS', 2)
+  served = serve()
+  one, other = (served.json('api/sessions', {})['session'] for _ in range(2))
+  served.json(f'api/sessions/{one}')
+  served.json('api/sessions', {})
+  assert served.ask(f'api/sessions/{one}')[0] == 200
+  status, text, _ = served.ask(f'api/sessions/{other}/act', {'at': 0})
+  assert status == 404 and text == b'this session was closed; load the page again'
+
+
+@pytest.fixture(scope='module')
+def browser():
+  if CHROMIUM is None:
+    pytest.skip('needs a browser: install the Debian package chromium')
+  with sync_api.sync_playwright() as playwright:
+    started = playwright.chromium.launch(executable_path=CHROMIUM, args=['--no-sandbox'])
+    yield started
+    started.close()
+
+
+class Shown:
+  """The page in a browser."""
+
+  def __init__(self, browser, served):
+    self.page = browser.new_page(viewport={'width': 1280, 'height': 900})
+    self.page.set_default_timeout(1000 * polling.PATIENCE)
+    self.complaints = []
+    self.page.on('console', lambda message: self.complaints.append(message.text))
+    self.page.on('pageerror', lambda error: self.complaints.append(str(error)))
+    self.page.goto(f'http://127.0.0.1:{served.port}/secret/')
+    self.page.wait_for_selector('main:not([hidden])')
+
+  def at(self):
+    return int(self.page.evaluate('document.body.dataset.at'))
+
+  def press(self, key, at):
+    """Presses a key, after which the page shows a step."""
+    self.page.keyboard.press(key)
+    polling.until(lambda: self.at() == at, f'step {at} after {key}, not {self.at()}')
+
+
+def test_keys_steer_both_sides(serve, browser):
+  served = serve()
+  shown = Shown(browser, served)
+  page = shown.page
+  assert page.inner_text('h1') == 'Dream of catch'
+  for key, at in (
+    ('ArrowLeft', 1),
+    ('3', 2),
+    ('Backspace', 1),
+    ('ArrowLeft', 3),
+    ('b', 4),
+    ('Enter', 5),
+  ):
+    shown.press(key, at)
+  (session,) = served.sessions._open.values()
+  steps = [node.shown for node in session.nodes]
+  assert [step['action'] for step in steps[:5]] == [None, 0, 2, 0, 0]
+  assert [step['parent'] for step in steps] == [None, 0, 1, 1, 1, 4]
+  assert page.locator('#branches .branch').count() == 3
+  assert page.locator('#strip li').count() == 4 and 'the episode ends here' in page.inner_text(
+    '.real'
+  )
+  assert '1 imagined step' in page.inner_text('.dream')
+  page.click('#branches .branch:first-child button:last-of-type')
+  assert shown.at() == 2
+  page.reload()  # the session and the step stay
+  page.wait_for_selector('main:not([hidden])')
+  assert shown.at() == 2 and page.locator('#branches .branch').count() == 3
+  shown.press('n', 0)
+  assert page.locator('#strip li').count() == 1 and shown.complaints == []
+  page.close()
+
+
+def test_policy_plays_until_the_episode_ends(serve, browser):
+  shown = Shown(browser, serve())
+  shown.page.select_option('#speed', '30')
+  shown.page.keyboard.press(' ')
+  polling.until(lambda: shown.at() == 3, 'the end of the episode')
+  polling.until(lambda: shown.page.inner_text('#play') == 'Play policy', 'the pause')
+  assert shown.at() == 3 and shown.complaints == []
+  shown.page.close()
+
+
+def test_actions_of_numbers_have_sliders(serve, browser):
+  shown = Shown(browser, serve('gymnasium/Pendulum-v1'))
+  shown.page.fill('.slider input', '1.5')
+  shown.page.click('#send')
+  polling.until(lambda: shown.at() == 1, 'the step')
+  (text,) = [
+    cells for cells in shown.page.locator('#heads tr').all_inner_texts() if 'reward' in cells
+  ]
+  assert re.search(r'reward\s+-\d', text)
+  assert shown.page.locator('#numbers tr').count() == 4 and shown.complaints == []
+  shown.page.close()
+
+
+@pytest.mark.parametrize('width', [1280, 400])
+def test_layout_has_no_overflow_in_either_scheme(serve, browser, width):
+  shown = Shown(browser, serve())
+  shown.page.set_viewport_size({'width': width, 'height': 900})
+  shown.press('ArrowLeft', 1)
+  for scheme in ('dark', 'light'):
+    shown.page.emulate_media(color_scheme=scheme)
+    assert shown.page.evaluate('document.documentElement.scrollWidth') <= width
+  shown.page.close()
