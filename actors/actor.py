@@ -199,6 +199,7 @@ class _Window:
     self._returns: list[np.ndarray] = []
     self._lengths: list[np.ndarray] = []
     self._explored: list[np.ndarray] = []
+    self._metrics: list[dict[str, np.ndarray]] = []
 
   def add(self, episodes: rollout.Episodes, config: actors_config.ActorConfig) -> None:
     """Counts the steps and the finished episodes of one unroll.
@@ -211,12 +212,18 @@ class _Window:
     self._returns.append(np.asarray(episodes.episode_return)[counts])
     self._lengths.append(np.asarray(episodes.episode_length)[counts])
     self._explored.append(np.asarray(episodes.episode_return)[ended & explores])
+    self._metrics.append(
+      {name: np.asarray(each)[counts] for name, each in episodes.metrics.items()}
+    )
 
   def report(self, environment_step: int | None, version: int) -> dict[str, Any]:
     """Metrics of the window by name: means and quantiles over episodes, rates, and fractions of time."""
     elapsed = time.monotonic() - self.start
     returns, lengths = np.concatenate(self._returns), np.concatenate(self._lengths)
     explored = np.concatenate(self._explored)
+    own = {
+      name: np.concatenate([each[name] for each in self._metrics]) for name in self._metrics[0]
+    }
     fraction = lambda seconds: min(1.0, seconds / elapsed)
     return {
       'environment_step': environment_step,
@@ -226,6 +233,7 @@ class _Window:
         f'episode_return/{quantile}': value
         for quantile, value in (inspector.quantiles(returns) or {}).items()
       },
+      **{name: float(each.mean()) if each.size else None for name, each in own.items()},
       'episodes': int(returns.size),
       **({'explorer_return': float(explored.mean())} if explored.size else {}),
       'parameter_version': version,

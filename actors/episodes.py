@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -31,11 +31,18 @@ class Evaluation(NamedTuple):
     episode_length: mean number of steps.
     normalised_score: 0 for the random, 1 for the scripted policy, see `wrappers.normalised_score`; None
       without reference returns of these two policies.
+    metrics: means of the environment's own metrics by name, see `rollout.Episodes`.
   """
 
   episode_return: float
   episode_length: float
   normalised_score: float | None
+  metrics: Mapping[str, float] = {}
+
+  def row(self) -> dict[str, float | None]:
+    """All means by name, as metrics of a run."""
+    means: dict[str, Any] = self._asdict()
+    return means | dict(means.pop('metrics'))
 
 
 class Remembered(NamedTuple):
@@ -68,6 +75,7 @@ class PlayedStep(NamedTuple):
     reward: reward of the previous action; 0 at FIRST.
     episode_return: undiscounted return so far.
     last: whether the episode ends at this time step.
+    metrics: the environment's own metrics of the episode so far by name, see `Environment.metrics`.
     vitals: observed vitals by name, see `environment.VitalsSpec`; None if the environment has none.
     policy: probabilities of the legal choices at this time step by name, the likeliest first.
     recalled: choice -> value and evidence (0 to 1) in episodic memory; see `memory.Recall`.
@@ -85,6 +93,7 @@ class PlayedStep(NamedTuple):
   reward: float
   episode_return: float
   last: bool
+  metrics: Mapping[str, float] = {}
   vitals: dict[str, float] | None = None
   policy: dict[str, float] | None = None
   recalled: dict[str, tuple[float, float]] | None = None
@@ -178,6 +187,7 @@ class Play:
     """
     returns: list[np.ndarray] = []
     lengths: list[np.ndarray] = []
+    metrics: dict[str, list[np.ndarray]] = {name: [] for name in self._unroll.metrics}
     zero = np.int32(0)
     for round_key in jax.random.split(key, -(-num_episodes // self._num_envs)):
       init_key, unrolls_key = jax.random.split(round_key)
@@ -194,24 +204,30 @@ class Play:
         end = episodes.ended.argmax(axis=0)[ends]
         returns.append(episodes.episode_return[end, index[ends]])
         lengths.append(episodes.episode_length[end, index[ends]])
+        for name, values in episodes.metrics.items():
+          metrics[name].append(values[end, index[ends]])
         is_over |= ends
         if is_over.all():
           break
       if not is_over.all():
         returns.append(np.asarray(state.episode_return)[~is_over])
         lengths.append(np.asarray(state.episode_length)[~is_over])
+        for name, values in state.metrics.items():
+          metrics[name].append(np.asarray(values)[~is_over])
         logging.log_first_n(
           logging.WARNING,
           '%d of %d episodes had not ended after %s steps and count as they stood; give the '
           'environment a time limit (max_steps)',
           1, (~is_over).sum(), self._num_envs, f'{lengths[-1].max():,}',
         )  # fmt: skip
-    episode_return, episode_length = (float(np.concatenate(x).mean()) for x in (returns, lengths))
+    mean = lambda parts: float(np.concatenate(parts).mean())
+    episode_return, episode_length = mean(returns), mean(lengths)
     score = None
     if self.reference is not None:
       scored = episode_length if self._environment.is_scored_by_length else episode_return
       score = float(wrappers.normalised_score(scored, self.reference))
-    return Evaluation(episode_return, episode_length, score)
+    own = {name: mean(parts) for name, parts in metrics.items()}
+    return Evaluation(episode_return, episode_length, score, own)
 
   @functools.cached_property
   def _single_unroll(self) -> rollout.Unroll:
@@ -256,6 +272,10 @@ class Play:
         reward=float(timestep.reward),
         episode_return=float(state.episode_return[0]),
         last=bool(timestep.last()),
+        metrics={
+          name.removeprefix(rollout.METRICS): float(value[0])
+          for name, value in state.metrics.items()
+        },
         vitals=self._vitals(timestep.observation),
       )
       if played.last:

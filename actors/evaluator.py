@@ -133,7 +133,7 @@ def score(
       'environment_step': snapshot.environment_step,
       'learner_step': snapshot.version,
       'final': final,
-      **result._asdict(),
+      **result.row(),
     }
   )
   logging.info('Version %d: %s', snapshot.version, result)

@@ -4,7 +4,7 @@ For environments that are not written in JAX, only the policy is compiled, and t
 environments; the sequences have the same layout.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import chex
@@ -20,6 +20,7 @@ from hephaestus.agents import agent as agent_lib
 from hephaestus.agents import experience
 
 Tree = Any
+METRICS = 'environment/'  # prefix of the environment's own metrics, see `Environment.metrics`
 
 
 class UnrollState(NamedTuple):
@@ -31,6 +32,7 @@ class UnrollState(NamedTuple):
     policy_state: policy state of the N environments, before the policy reads `timestep`.
     episode_return: [N] float32, undiscounted return of each episode so far.
     episode_length: [N] int32, steps of each episode so far.
+    metrics: name -> [N] float32, the environment's metrics of each episode so far.
   """
 
   env_state: Tree
@@ -38,6 +40,7 @@ class UnrollState(NamedTuple):
   policy_state: Tree
   episode_return: jax.Array
   episode_length: jax.Array
+  metrics: Mapping[str, jax.Array] = {}
 
 
 class Episodes(NamedTuple):
@@ -48,12 +51,14 @@ class Episodes(NamedTuple):
     episode_return: [T - 1, N] float32, undiscounted return of the episode up to the time step.
     episode_length: [T - 1, N] int32, steps of the episode up to the time step; 0 at FIRST.
     explores: [N] bool, environments in which the agent's explorer acted, see `Agent.exploring`.
+    metrics: name -> [T - 1, N] float32, the environment's metrics of the episode up to the time step.
   """
 
   ended: jax.Array
   episode_return: jax.Array
   episode_length: jax.Array
   explores: jax.Array
+  metrics: Mapping[str, jax.Array] = {}
 
   @property
   def reported(self) -> jax.Array:
@@ -75,12 +80,14 @@ class Unroll(NamedTuple):
       number. The state passed in is donated: do not use it again.
     shapes: acting params, or their shapes -> the Sequence of `unroll` as jax.ShapeDtypeStruct.
     close: closes the instances of an environment that is stepped on the host.
+    metrics: names of `Episodes.metrics`.
   """
 
   init: Callable[[chex.PRNGKey], UnrollState]
   unroll: Callable[..., tuple[UnrollState, experience.Sequence, Episodes]]
   shapes: Callable[[Tree], experience.Sequence]
   close: Callable[[], None] = lambda: None
+  metrics: tuple[str, ...] = ()
 
 
 class StoppedError(Exception):
@@ -126,11 +133,12 @@ def make_unroll(
     return agent.act(params, key, policy_state, timestep, greedy=greedy, **options)
 
   policy = _Policy(agent, roles, act)
+  metrics = tuple(METRICS + name for name in environment.metrics)
   if isinstance(environment, host.HostEnvironment):
     on_host = _HostUnroll(environment, policy, num_envs, sequence_length, should_stop)
-    return Unroll(on_host.init, on_host.unroll, on_host.shapes, on_host.close)
+    return Unroll(on_host.init, on_host.unroll, on_host.shapes, on_host.close, metrics)
   traced = _TracedUnroll(environment, policy, num_envs, sequence_length)
-  return Unroll(jax.jit(traced.init), traced.compiled, traced.shapes)
+  return Unroll(jax.jit(traced.init), traced.compiled, traced.shapes, metrics=metrics)
 
 
 class _Policy(NamedTuple):
@@ -162,6 +170,36 @@ def _sequence(
   )
 
 
+def _reduced(
+  reductions: Mapping[str, str],
+  before: Mapping[str, Any],
+  values: Mapping[str, Any],
+  length: Any,
+  numpy: Any,
+) -> dict[str, Any]:
+  """Metrics of episodes up to a time step.
+
+  Args:
+    reductions: `Environment.metrics`.
+    before: metrics up to the time step before, see `UnrollState.metrics`.
+    values: `TimeStep.metrics` of the time step.
+    length: [N] int32, steps of each episode, up to the time step; 0 at FIRST, where metrics are 0.
+    numpy: the module `jnp` for arrays that are traced, or `np` for others.
+  """
+
+  def reduced(name: str, reduction: str) -> Any:
+    old, value = before[METRICS + name], values[name]
+    if reduction == 'sum':
+      value = old + value
+    elif reduction == 'mean':
+      value = old + (value - old) / numpy.maximum(length, 1)
+    elif reduction == 'max':
+      value = numpy.where(length > 1, numpy.maximum(old, value), value)
+    return numpy.where(length > 0, value, 0.0).astype(np.float32)
+
+  return {METRICS + name: reduced(name, reduction) for name, reduction in reductions.items()}
+
+
 class _TracedUnroll:
   """The unroll of environments in JAX, whose step and policy are scanned together.
 
@@ -186,12 +224,14 @@ class _TracedUnroll:
   def init(self, key: chex.PRNGKey) -> UnrollState:
     keys = jax.random.split(key, self._num_envs)
     env_state, timestep = jax.vmap(self._environment.reset)(keys)
+    zeros = jnp.zeros(self._num_envs, jnp.float32)
     return UnrollState(
       env_state=env_state,
-      timestep=timestep,
+      timestep=timestep._replace(metrics={}),
       policy_state=self._policy.agent.initial_policy_state(self._num_envs),
-      episode_return=jnp.zeros(self._num_envs, jnp.float32),
+      episode_return=zeros,
       episode_length=jnp.zeros(self._num_envs, jnp.int32),
+      metrics={METRICS + name: zeros for name in self._environment.metrics},
     )
 
   def unroll(self, params: Tree, key: chex.PRNGKey, state: UnrollState, version, actor_id):
@@ -218,8 +258,10 @@ class _TracedUnroll:
       version=each(version, jnp.int32),
       actor_id=each(actor_id, jnp.int32),
     )
-    ended, episode_return, episode_length = episodes
-    return next_state, sequence, Episodes(ended, episode_return, episode_length, explores)
+    ended, episode_return, episode_length, metrics = episodes
+    return (
+      next_state, sequence, Episodes(ended, episode_return, episode_length, explores, metrics)
+    )  # fmt: skip
 
   def shapes(self, params: Tree) -> experience.Sequence:
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -238,8 +280,8 @@ class _TracedUnroll:
       keys: [1 + N], of the policy and of each environment.
 
     Returns:
-      The next state; and ((time step acted upon, decision), the first three fields of Episodes of the
-      next time step), [N, ...].
+      The next state; and ((time step acted upon, decision), the fields of Episodes, without `explores`,
+      of the next time step), [N, ...].
     """
     act_key, env_keys = keys[0], keys[1:]
     timestep = state.timestep
@@ -252,8 +294,18 @@ class _TracedUnroll:
     begins, ends = next_timestep.first(), next_timestep.last()
     episode_return = jnp.where(begins, 0.0, state.episode_return + next_timestep.reward)
     episode_length = jnp.where(begins, 0, state.episode_length + 1)
-    next_state = UnrollState(env_state, next_timestep, policy_state, episode_return, episode_length)
-    return next_state, ((timestep, decision), (ends, episode_return, episode_length))
+    metrics = _reduced(
+      self._environment.metrics, state.metrics, next_timestep.metrics, episode_length, jnp
+    )
+    next_state = UnrollState(
+      env_state,
+      next_timestep._replace(metrics={}),
+      policy_state,
+      episode_return,
+      episode_length,
+      metrics,
+    )
+    return next_state, ((timestep, decision), (ends, episode_return, episode_length, metrics))
 
 
 class _HostUnroll:
@@ -311,10 +363,11 @@ class _HostUnroll:
     zeros: Any = np.zeros(self._num_envs, np.float32)
     return UnrollState(
       env_state=self._as_env_state(timestep),
-      timestep=timestep,
+      timestep=timestep._replace(metrics={}),
       policy_state=self._agent.initial_policy_state(self._num_envs),
       episode_return=zeros,
       episode_length=zeros.astype(np.int32),
+      metrics={METRICS + name: zeros for name in self._environment.metrics},
     )
 
   def unroll(
@@ -333,10 +386,11 @@ class _HostUnroll:
     explores = self._roles(params)
     policy_state = state.policy_state
     timesteps = self._empty(num_envs, sequence_length)
-    _write(timesteps, np.s_[:, 0], state.timestep)
+    observed = timesteps._replace(metrics={})
+    _write(observed, np.s_[:, 0], state.timestep)
     decisions: Any = None
     for t in range(sequence_length - 1):
-      timestep = jax.tree.map(lambda x, t=t: x[:, t], timesteps)
+      timestep = jax.tree.map(lambda x, t=t: x[:, t], observed)
       policy_state, decision = self._act(params, key, np.int32(t), policy_state, timestep, explores)
       decision = jax.device_get(decision)
       if decisions is None:  # the last one stays 0: its action is still to be chosen
@@ -344,7 +398,7 @@ class _HostUnroll:
         decisions = jax.tree.map(blank, decision)
       _write(decisions, np.s_[:, t], decision)
       self._step(timesteps, t + 1, decision.action)
-    newest = jax.tree.map(lambda x: x[:, -1].copy(), timesteps)
+    newest = jax.tree.map(lambda x: x[:, -1].copy(), observed)
     episodes = self._episodes(state, timesteps, explores)
     next_state = UnrollState(
       env_state=self._as_env_state(newest),
@@ -352,6 +406,7 @@ class _HostUnroll:
       policy_state=policy_state,
       episode_return=episodes.episode_return[-1],
       episode_length=episodes.episode_length[-1],
+      metrics={name: values[-1] for name, values in episodes.metrics.items()},
     )
     each: Any = lambda value: np.full(num_envs, value, np.int32)
     sequence = _sequence(
@@ -368,7 +423,7 @@ class _HostUnroll:
     shape: Any = lambda shape, dtype: jax.ShapeDtypeStruct((self._num_envs, *shape), dtype)
     key = jax.eval_shape(lambda: jax.random.key(0))
     t = jax.ShapeDtypeStruct((), jnp.int32)
-    timestep = self._timestep(shape)
+    timestep = self._timestep(shape)._replace(metrics={})
     policy_state = jax.eval_shape(lambda: self._agent.initial_policy_state(self._num_envs))
     _, decision = jax.eval_shape(self._act, params, key, t, policy_state, timestep, shape((), bool))
     in_time = lambda x: shape((self._sequence_length, *x.shape[1:]), x.dtype)
@@ -415,6 +470,7 @@ class _HostUnroll:
       observation=jax.tree.map(
         lambda spec: make(spec.shape, spec.dtype), self._environment.observation_spec
       ),
+      metrics={name: make((), np.float32) for name in self._environment.metrics},
     )
 
   def _empty(self, *leading: int) -> environment_lib.TimeStep:
@@ -430,10 +486,14 @@ class _HostUnroll:
     reward = np.swapaxes(timesteps.reward, 0, 1)[1:]
     episode_return: Any = state.episode_return
     episode_length: Any = state.episode_length
+    reduced: list[Mapping[str, Any]] = [state.metrics]
     for t, begins in enumerate(step_type == dm_env.StepType.FIRST):
       returns[t] = episode_return = np.where(begins, 0, episode_return + reward[t])
       lengths[t] = episode_length = np.where(begins, 0, episode_length + 1)
-    return Episodes(step_type == dm_env.StepType.LAST, returns, lengths, explores)
+      values: Any = jax.tree.map(lambda x, t=t: x[:, t + 1], timesteps.metrics)
+      reduced.append(_reduced(self._environment.metrics, reduced[-1], values, episode_length, np))
+    metrics: Any = {name: np.stack([each[name] for each in reduced[1:]]) for name in state.metrics}
+    return Episodes(step_type == dm_env.StepType.LAST, returns, lengths, explores, metrics)
 
 
 def _write(arrays: Tree, index: Any, values: Tree) -> None:

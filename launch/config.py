@@ -320,7 +320,9 @@ class _Changes:
     """Replaces a value; ValueError, with the value's `text` as the user gave it, if it does not fit."""
     try:
       self._assign(key, value)
-    except (omegaconf_errors.OmegaConfBaseException, yaml.YAMLError, RecursionError) as error:
+    except (
+      omegaconf_errors.OmegaConfBaseException, yaml.YAMLError, RecursionError, TypeError
+    ) as error:  # fmt: skip
       shown = str(value) if text is None else text
       raise ValueError(_explain(self._config, key, shown, error)) from None
 

@@ -1,9 +1,8 @@
-"""Checkpoints of one replica of a train state with Orbax, written in the background and checked."""
+"""Checkpoints of one replica of a train state, in safetensors, written in the background and checked."""
 
+import concurrent.futures
 import errno
 import hashlib
-import logging as levels
-import math
 import os
 import pathlib
 import re
@@ -14,15 +13,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
+import safetensors
 from absl import logging
-
-from hephaestus.learner import process
+from safetensors import numpy as arrays_lib
 
 Tree = Any
-STATE, REST, DIGEST = 'state', 'rest', 'digest'
-_BYTES, _INDEX, _VERSION = 'bytes', 'arrays', 'version'
-VERSION = 4  # of what a checkpoint holds: since 4, integers of few values are categories
+STATE, REST = 'state.safetensors', 'rest.safetensors'
+_VERSION, _DIGEST, _HAS_REST = 'version', 'sha256', 'has_rest'  # in the headers
+_PARTIAL = '.partial'  # ends the name of a folder that is being written
+VERSION = 5  # of what a checkpoint holds: since 5, it is files of safetensors
+_OLDER = 'digest'  # a folder in checkpoints of older versions
 WHOLE = 3  # newest checkpoints that a run can resume from; older ones lose what only that needs
 _ONLY_TO_RESUME = ('.worlds', '.replay')  # fields of a fused run's state: environments and replay
 BEST = 'best'
@@ -41,49 +41,17 @@ class Restored(NamedTuple):
   step: int
 
 
-def _is_ours(record: Any) -> bool:
-  """Whether to log a record: not Orbax's dozens of lines about each save, except its errors."""
-  return 'orbax' not in record.pathname or record.levelno >= levels.ERROR
-
-
 def _is_key(leaf: Any) -> bool:
   return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _to_arrays(state: Tree) -> dict[str, np.ndarray]:
-  """The host arrays of a tree by their paths; a PRNG key as its `key_data`."""
+  """Copies the arrays of a tree, by their paths; a PRNG key as its `key_data`."""
   flat, _ = jax.tree_util.tree_flatten_with_path(state)
   return {
-    jax.tree_util.keystr(path): np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+    jax.tree_util.keystr(path): np.array(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
     for path, leaf in flat
   }
-
-
-def _pack(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, list[Any]]:
-  """Packs all arrays into one of bytes; also returns name, dtype and shape of each.
-
-  TensorStore 0.1.78 loses the memory of a few strings for each array that Orbax has it write
-  (`KvStore.Spec.to_json`), a third of a kB; a train state has hundreds of arrays, one is soon written.
-  """
-  index = [[name, array.dtype.name, list(array.shape)] for name, array in arrays.items()]
-  flat = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays.values()]
-  return np.concatenate(flat), index
-
-
-def _unpack(content: np.ndarray, index: list[Any]) -> dict[str, np.ndarray]:
-  """The inverse of `_pack`; ValueError for content of another size."""
-  shapes = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for _, dtype, shape in index]
-  ends = np.cumsum([0, *(math.prod(each.shape) * each.dtype.itemsize for each in shapes)])
-  if len(content) != ends[-1]:
-    raise ValueError(f'it has {len(content)} bytes in place of {ends[-1]}')
-  return {
-    name: content[start:end].copy().view(each.dtype).reshape(each.shape)
-    for (name, _, _), each, start, end in zip(index, shapes, ends[:-1], ends[1:], strict=True)
-  }
-
-
-def _is_rest(name: str) -> bool:
-  return name.startswith(_ONLY_TO_RESUME)
 
 
 def best(steps: Sequence[int], scores: Sequence[tuple[int, float]]) -> int | None:
@@ -143,11 +111,8 @@ def _misfits(
   return misfits
 
 
-def _is_for_want_of_room(error: OSError | ValueError) -> bool:
-  """Whether an error reports a full disk; Orbax's storage quotes the system's message in its own."""
-  if isinstance(error, OSError):
-    return error.errno in NO_ROOM
-  return any(os.strerror(number) in str(error) for number in NO_ROOM)
+def _is_for_want_of_room(error: OSError) -> bool:
+  return any(error.errno == number or os.strerror(number) in str(error) for number in NO_ROOM)
 
 
 def _rebuild(arrays: dict[str, np.ndarray], like: Tree) -> Tree:
@@ -163,32 +128,39 @@ def _digest(arrays: dict[str, np.ndarray]) -> str:
   """A hash of names, shapes, dtypes and bytes: a flipped bit anywhere shows."""
   digest = hashlib.sha256()
   for name in sorted(arrays):
-    array = np.ascontiguousarray(arrays[name])
+    array = arrays[name]
     digest.update(f'{name} {array.shape} {array.dtype};'.encode())
-    digest.update(array.tobytes())
+    digest.update(array.reshape(-1).view(np.uint8).data)
   return digest.hexdigest()
 
 
-def _checked(content: Any, record: dict[str, Any]) -> dict[str, np.ndarray]:
-  """The arrays of one part of a checkpoint; ValueError if they do not match their digest."""
-  arrays = {name: np.asarray(array) for name, array in content.items()}
-  if _INDEX in record:  # otherwise of an older version, which saved every array by itself
-    arrays = _unpack(arrays[_BYTES], record[_INDEX])
-  if _digest(arrays) != record['sha256']:
+def _write(path: pathlib.Path, arrays: dict[str, np.ndarray], **header: str) -> None:
+  header |= {_VERSION: str(VERSION), _DIGEST: _digest(arrays)}
+  try:
+    arrays_lib.save_file(arrays, path, header)
+  except safetensors.SafetensorError as error:  # it quotes the system's message
+    raise OSError(f'{path}: {error}') from None
+  path.chmod(path.parent.stat().st_mode & 0o666)  # the library lets only its owner read the file
+
+
+def _read(path: pathlib.Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+  """The arrays and the header of a file; ValueError if they do not match their digest."""
+  if not path.is_file():  # a pipe would be waited for
+    raise ValueError(f'{path.name} is no file')
+  with safetensors.safe_open(path, 'numpy') as file:
+    header = file.metadata()
+  arrays = arrays_lib.load_file(path)
+  if _digest(arrays) != header[_DIGEST]:
     raise ValueError('its content does not match its digest')
-  return arrays
-
-
-class _Thinned(Exception):  # noqa: N818  it is no error
-  """A checkpoint lacks the fields that only a run that resumes needs."""
+  return arrays, header
 
 
 class Checkpointer:
   """The checkpoints of one run, newest last; each is complete or not there at all.
 
-  Orbax writes in the background and renames when done, so a killed process leaves the previous
-  checkpoint as the newest. A digest of the content is stored next to it, since a file system may
-  also damage a complete file.
+  A checkpoint is a folder, named by its learner step, that is renamed when all is written, so a killed
+  process leaves the previous checkpoint as the newest. A file's header has a digest of its arrays, since
+  a file system may also damage a complete file.
   """
 
   def __init__(
@@ -207,76 +179,66 @@ class Checkpointer:
       keep: number of newest checkpoints that stay, in addition to the best one.
       scores: returns learner step and score of each evaluation so far, see `best`.
     """
-    logging.get_absl_logger().addFilter(_is_ours)
-    self._read_only = read_only
-    options = ocp.CheckpointManagerOptions(read_only=True)
-    if not read_only:
-      directory.mkdir(parents=True, exist_ok=True)
-      options = ocp.CheckpointManagerOptions(
-        enable_async_checkpointing=True,
-        cleanup_tmp_directories=True,
-        create=False,
-        # In a learner of several processes only the first saves, and waits for none of them.
-        multiprocessing_options=ocp.options.MultiprocessingOptions(active_processes={0}),
-      )
-    self._manager = ocp.CheckpointManager(
-      directory.resolve(),
-      options=options,
-      item_names=(STATE, REST, DIGEST),
-    )
     self._directory = directory.resolve()
+    self._read_only = read_only
     self._keep = keep
     self._scores = scores
+    self._writer = concurrent.futures.ThreadPoolExecutor(1, 'checkpoint')
+    self._writing: concurrent.futures.Future[None] | None = None
+    if not read_only:
+      directory.mkdir(parents=True, exist_ok=True)
 
   def save(self, step: int, state: Tree) -> None:
-    """Begins to save one replica; returns once its arrays are copied.
+    """Begins to save one replica; returns once its arrays are copied, and the save before is complete.
 
-    A save for which the disk has no space leaves nothing behind and is logged, here or by the next
-    call; earlier checkpoints stay.
+    A save for which the disk has no space leaves nothing behind and is logged by the next call; earlier
+    checkpoints stay.
 
     Args:
-      step: the learner step; does nothing if its checkpoint is the newest already.
+      step: the learner step; does nothing unless it is later than the newest checkpoint's.
       state: the train state of one replica.
 
     Raises:
-      OSError, ValueError: this save or the one before failed for another reason.
+      OSError: the save before failed for another reason.
     """
-    if step == self._manager.latest_step():
+    try:
+      self.wait()
+    except OSError as error:
+      if not _is_for_want_of_room(error):
+        raise
+      reason = str(error).split('\n')[0][:200]
+      logging.warning('A checkpoint was not saved: %s; training continues.', reason)
+    if any(saved >= step for saved in self.steps()):
       return
-    process.trim()  # each save runs in threads of its own, whose memory is kept otherwise
     arrays = _to_arrays(state)
-    rest = {name: array for name, array in arrays.items() if _is_rest(name)}
-    arrays = {name: array for name, array in arrays.items() if not _is_rest(name)}
-    content, index = _pack(arrays)
-    record: dict[str, Any] = {'sha256': _digest(arrays), _INDEX: index, _VERSION: VERSION}
-    items = {STATE: ocp.args.StandardSave({_BYTES: content})}
-    if rest:
-      rest_content, rest_index = _pack(rest)
-      record[REST] = {'sha256': _digest(rest), _INDEX: rest_index}
-      items[REST] = ocp.args.StandardSave({_BYTES: rest_content})
-    items[DIGEST] = ocp.args.JsonSave(record)
-    for _ in range(2):  # the first may only hear of the save before
-      try:
-        self._manager.save(step, args=ocp.args.Composite(**items))
-        self._prune()
-        return
-      except (OSError, ValueError) as error:
-        if not _is_for_want_of_room(error):
-          raise
-        reason = str(error).split('\n')[0][:200]
-        logging.warning('A checkpoint was not saved: %s; training continues.', reason)
-        for partial in self._directory.glob('*.orbax-checkpoint-tmp'):
-          shutil.rmtree(partial, ignore_errors=True)
+    self._writing = self._writer.submit(self._save, step, arrays)
+
+  def _save(self, step: int, arrays: dict[str, np.ndarray]) -> None:
+    """Writes the files of a checkpoint, in a thread of its own, and deletes what is no longer kept."""
+    for left in self._directory.glob(f'*{_PARTIAL}'):  # of a process that was killed
+      shutil.rmtree(left)
+    rest = {name: arrays.pop(name) for name in list(arrays) if name.startswith(_ONLY_TO_RESUME)}
+    place = self._directory / f'{step}{_PARTIAL}'
+    place.mkdir()
+    try:
+      _write(place / STATE, arrays, **({_HAS_REST: 'yes'} if rest else {}))
+      if rest:
+        _write(place / REST, rest)
+      place.rename(self._directory / str(step))
+    except BaseException:
+      shutil.rmtree(place, ignore_errors=True)
+      raise
+    self._prune()
 
   def wait(self) -> None:
-    """Waits until the checkpoints that were begun are on disk.
+    """Waits until the checkpoint that was begun is on disk.
 
     Raises:
-      OSError, ValueError: a save failed, such as for lack of disk space.
+      OSError: its save failed, such as for lack of disk space.
     """
-    self._manager.wait_until_finished()
-    if not self._read_only:
-      self._prune()
+    writing, self._writing = self._writing, None
+    if writing is not None:
+      writing.result()
 
   def steps(self) -> list[int]:
     """Learner steps of the complete checkpoints, the newest last."""
@@ -305,9 +267,9 @@ class Checkpointer:
     kept = {*steps[-self._keep :], best(steps, self._scores())}
     for step in steps:
       if step not in kept:
-        self._manager.delete(step)
+        shutil.rmtree(self._directory / str(step), ignore_errors=True)
       elif step not in steps[-WHOLE:]:
-        shutil.rmtree(self._directory / str(step) / REST, ignore_errors=True)
+        (self._directory / str(step) / REST).unlink(missing_ok=True)
 
   def restore(
     self,
@@ -330,20 +292,29 @@ class Checkpointer:
 
     Raises:
       ValueError: an intact checkpoint lacks an array of `like`, or holds it in another shape; the message
-        names one.
+        names one. Or it was saved by a version that wrote other files.
     """
     flat, _ = jax.tree_util.tree_flatten_with_path(like)
-    with_rest = any(_is_rest(jax.tree_util.keystr(path)) for path, _ in flat)
-    steps = sorted(self._manager.all_steps(), reverse=True) if step is None else [step]
+    with_rest = any(jax.tree_util.keystr(path).startswith(_ONLY_TO_RESUME) for path, _ in flat)
+    steps = self.steps()[::-1] if step is None else [step]
     for step in steps:
+      place = self._directory / str(step)
+      older = f'by an older version of hephaestus (format {{}}; now {VERSION})'
+      if (place / _OLDER).is_dir():
+        raise ValueError(
+          f'checkpoint {place}: it was saved {older.format("below 5")}; choose another run folder'
+        )
       try:
-        arrays, version = self._read(step, with_rest)
-      except _Thinned:
-        continue
+        arrays, header = _read(place / STATE)
+        version = int(header[_VERSION])
+        if with_rest and _HAS_REST in header:
+          if not (place / REST).exists():  # only for acting
+            continue
+          arrays |= _read(place / REST)[0]
       except Exception as error:  # a broken file may raise any error
         logging.warning(
           'Checkpoint %s is broken (%s: %s); falling back to the one before.',
-          self._directory / str(step), type(error).__name__, str(error).split('\n')[0][:200],
+          place, type(error).__name__, str(error).split('\n')[0][:200],
         )  # fmt: skip
         if not self._read_only:
           self._set_aside(step)
@@ -356,24 +327,13 @@ class Checkpointer:
         name, (needed, found) = next(iter(misfits.items()))
         why = 'with another configuration, or by a version whose network differs'
         if version < VERSION:
-          why = f'by an older version of hephaestus (format {version}; now {VERSION}), or otherwise {why}'
+          why = f'{older.format(version)}, or otherwise {why}'
         raise ValueError(
-          f'checkpoint {self._directory / str(step)}: {name} should be {needed} and is {found}; '
+          f'checkpoint {place}: {name} should be {needed} and is {found}; '
           f'it was saved {why}; choose another run folder'
         )
       return Restored(_rebuild(arrays, like), step)
     return None
-
-  def _read(self, step: int, with_rest: bool) -> tuple[dict[str, np.ndarray], int]:
-    """The arrays of a checkpoint, and the version of its content."""
-    restore = lambda **items: self._manager.restore(step, args=ocp.args.Composite(**items))
-    record = restore(digest=ocp.args.JsonRestore())[DIGEST]
-    arrays = _checked(restore(state=ocp.args.StandardRestore())[STATE], record)
-    if with_rest and REST in record:
-      if not (self._directory / str(step) / REST).exists():
-        raise _Thinned
-      arrays |= _checked(restore(rest=ocp.args.StandardRestore())[REST], record[REST])
-    return arrays, record.get(_VERSION, 1)
 
   def _set_aside(self, step: int) -> None:
     place = self._directory / str(step)
@@ -385,14 +345,11 @@ class Checkpointer:
         break
       target = broken / f'{step}-{attempt}'
     place.rename(target)
-    self._manager.reload()
 
   def close(self) -> None:
-    """Waits as `wait` does, with the same errors, and closes Orbax's manager."""
-    if not self._read_only:
-      self._manager.wait_until_finished()
-      self._prune()
-    self._manager.close()
+    """Waits as `wait` does, with the same errors, and ends the thread."""
+    self._writer.shutdown()
+    self.wait()
 
 
 def saved_steps(directory: pathlib.Path) -> list[int]:

@@ -28,9 +28,3 @@ def prepare() -> None:
   if hasattr(_LIBC, 'mallopt'):
     for option, value in ((_ARENA_MAX, 1), (_MMAP_MAX, 0), (_TRIM_THRESHOLD, _NEVER)):
       _LIBC.mallopt(option, value)
-
-
-def trim() -> None:
-  """Returns the memory that is free now to the operating system, once."""
-  if hasattr(_LIBC, 'malloc_trim'):
-    _LIBC.malloc_trim(0)

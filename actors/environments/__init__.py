@@ -133,7 +133,12 @@ def _instance(name: str, chosen: dict[str, Any]) -> Environment:
 
 
 def _from_factory(
-  name: str, given: Any, *, max_steps: int | None = None, **options: Any
+  name: str,
+  given: Any,
+  *,
+  max_steps: int | None = None,
+  metrics: Mapping[str, str] | None = None,
+  **options: Any,
 ) -> Environment:
   """Makes an environment on the host from a class, a function or a made environment, see `register`."""
   from hephaestus.actors.environments import host  # which imports JAX
@@ -151,7 +156,7 @@ def _from_factory(
     raise ValueError(f'gives {made!r}; an environment of gymnasium or dm_env is needed')
 
   try:
-    return host.HostEnvironment(adapted, max_steps)
+    return host.HostEnvironment(adapted, max_steps, metrics)
   except ValueError as error:
     raise ValueError(f'environment.name={name!r}: {error}') from error
 

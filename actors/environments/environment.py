@@ -3,7 +3,8 @@
 import abc
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import chex
@@ -15,6 +16,11 @@ from dm_env import specs
 
 EnvState = Any  # a tree of arrays of fixed shapes, different for each environment
 Observation = Any  # an array, or a tree of arrays
+Metrics = Mapping[str, chex.Numeric]
+_NONE: Metrics = MappingProxyType({})
+
+REDUCTIONS = ('mean', 'sum', 'max', 'last')
+"""How the values of a metric at the steps of an episode become one number, see `Environment.metrics`."""
 
 
 class TimeStep(NamedTuple):
@@ -25,12 +31,15 @@ class TimeStep(NamedTuple):
     reward: [] float32, earned by the previous action; 0 at FIRST.
     discount: [] float32; at LAST, 0 means termination and 1 truncation; 1 elsewhere.
     observation: an array or a tree of arrays, as `Environment.observation_spec` describes it.
+    metrics: name -> [] float32, of the names in `Environment.metrics`; not read at FIRST. Agents do not
+      get them.
   """
 
   step_type: jax.Array
   reward: jax.Array
   discount: jax.Array
   observation: Observation
+  metrics: Mapping[str, chex.Numeric] = {}
 
   def first(self) -> jax.Array:
     return self.step_type == dm_env.StepType.FIRST.value
@@ -39,34 +48,45 @@ class TimeStep(NamedTuple):
     return self.step_type == dm_env.StepType.LAST.value
 
 
-def restart(observation: Observation) -> TimeStep:
+def restart(observation: Observation, metrics: Metrics = _NONE) -> TimeStep:
   """The FIRST time step of an episode."""
-  return _timestep(dm_env.StepType.FIRST, 0.0, 1.0, observation)
+  return _timestep(dm_env.StepType.FIRST, 0.0, 1.0, observation, metrics)
 
 
-def transition(reward: chex.Numeric, observation: Observation) -> TimeStep:
+def transition(
+  reward: chex.Numeric, observation: Observation, metrics: Metrics = _NONE
+) -> TimeStep:
   """A MID time step."""
-  return _timestep(dm_env.StepType.MID, reward, 1.0, observation)
+  return _timestep(dm_env.StepType.MID, reward, 1.0, observation, metrics)
 
 
-def termination(reward: chex.Numeric, observation: Observation) -> TimeStep:
+def termination(
+  reward: chex.Numeric, observation: Observation, metrics: Metrics = _NONE
+) -> TimeStep:
   """A LAST time step with discount 0, at termination."""
-  return _timestep(dm_env.StepType.LAST, reward, 0.0, observation)
+  return _timestep(dm_env.StepType.LAST, reward, 0.0, observation, metrics)
 
 
-def truncation(reward: chex.Numeric, observation: Observation) -> TimeStep:
+def truncation(
+  reward: chex.Numeric, observation: Observation, metrics: Metrics = _NONE
+) -> TimeStep:
   """A LAST time step with discount 1, at truncation."""
-  return _timestep(dm_env.StepType.LAST, reward, 1.0, observation)
+  return _timestep(dm_env.StepType.LAST, reward, 1.0, observation, metrics)
 
 
 def _timestep(
-  step_type: dm_env.StepType, reward: chex.Numeric, discount: float, observation: Observation
+  step_type: dm_env.StepType,
+  reward: chex.Numeric,
+  discount: float,
+  observation: Observation,
+  metrics: Metrics,
 ) -> TimeStep:
   return TimeStep(
     step_type=jnp.asarray(step_type.value, jnp.int32),
     reward=jnp.asarray(reward, jnp.float32),
     discount=jnp.asarray(discount, jnp.float32),
     observation=observation,
+    metrics={name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()},
   )
 
 
@@ -119,6 +139,16 @@ class Environment(abc.ABC):
   def is_scored_by_length(self) -> bool:
     """Whether scores compare episode lengths, not returns, because staying alive is the task."""
     return False
+
+  @property
+  def metrics(self) -> Mapping[str, str]:
+    """Metrics of episodes: name -> how values of its steps are reduced; empty for none.
+
+    `TimeStep.metrics` has the value of each step, also at FIRST, where it is not read. The reduction is
+    'mean' over the steps of the episode, 'sum', 'max', or 'last' for the value at LAST. A run averages
+    the numbers over episodes, for training and for evaluations, as the metrics `environment/NAME`.
+    """
+    return {}
 
   @abc.abstractmethod
   def reset(self, key: chex.PRNGKey) -> tuple[EnvState, TimeStep]:
@@ -385,6 +415,15 @@ def remarks(max_steps: int, num_steps: int, num_stuck: int, *, ended: bool) -> l
   return found
 
 
+def check_metrics(metrics: Any) -> None:
+  """Raises ValueError if `Environment.metrics` is no mapping of names to `REDUCTIONS`."""
+  if not isinstance(metrics, Mapping):
+    raise ValueError(f'metrics={metrics!r}: a dict is needed, name -> {", ".join(REDUCTIONS)}')
+  for name, reduction in metrics.items():
+    if reduction not in REDUCTIONS:
+      raise ValueError(f'metrics[{name!r}]={reduction!r}: choose one of {", ".join(REDUCTIONS)}')
+
+
 def check(environment: Environment) -> None:
   """Checks an environment against its specs by tracing `reset` and `step`; computes nothing.
 
@@ -408,6 +447,7 @@ def check(environment: Environment) -> None:
   choices = num_choices(action_spec)
   if environment.action_names and len(environment.action_names) != sum(choices):
     raise ValueError(f'action_names={environment.action_names!r}: there are {sum(choices)} choices')
+  check_metrics(environment.metrics)
   for path, spec in jax.tree_util.tree_leaves_with_path(environment.observation_spec):
     if not isinstance(spec, specs.Array):
       field = f'observation_spec{jax.tree_util.keystr(path)}'
@@ -425,6 +465,7 @@ def check(environment: Environment) -> None:
     reward=scalar(np.float32),
     discount=scalar(np.float32),
     observation=jax.tree.map(_abstract, environment.observation_spec),
+    metrics={name: scalar(np.float32) for name in environment.metrics},
   )
   _check_equal('timestep', expected, timestep, 'the specs say', 'reset gives')
   _check_equal('timestep', expected, next_timestep, 'the specs say', 'step gives')

@@ -1,7 +1,7 @@
 """Environments of gymnasium's registry, such as `gymnasium/CartPole-v1`."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import dm_env
@@ -19,7 +19,14 @@ OBSERVATION = 'observation'
 """Key of an observation that is no dict, in the dict that holds it and its action mask."""
 
 
-def make(id: str, /, *, max_steps: int | None = None, **options: Any) -> host.HostEnvironment:
+def make(
+  id: str,
+  /,
+  *,
+  max_steps: int | None = None,
+  metrics: Mapping[str, str] | None = None,
+  **options: Any,
+) -> host.HostEnvironment:
   """Makes an environment of gymnasium.
 
   Observations are a Box, a Discrete, or a flat Dict of these; actions are Discrete, MultiDiscrete of
@@ -30,6 +37,8 @@ def make(id: str, /, *, max_steps: int | None = None, **options: Any) -> host.Ho
   Args:
     id: argument of `gymnasium.make`, such as 'CartPole-v1' or 'package:Name-v0'.
     max_steps: time limit, which truncates; None for the limit of the registry.
+    metrics: numbers of `info` that are metrics of episodes, see `Environment.metrics`, in addition to those
+      that the environment names in `metadata['metrics']`.
     **options: passed to the environment's constructor.
 
   Raises:
@@ -39,7 +48,7 @@ def make(id: str, /, *, max_steps: int | None = None, **options: Any) -> host.Ho
   """
   check(id)
   try:
-    return host.HostEnvironment(functools.partial(_of_registry, id, options), max_steps)
+    return host.HostEnvironment(functools.partial(_of_registry, id, options), max_steps, metrics)
   except ValueError as error:
     raise ValueError(f'environment.name={f"gymnasium/{id}"!r}: {error}') from error
 
@@ -82,10 +91,20 @@ class _GymnasiumEnv(host.LibraryEnv):
     space = self._env.observation_space
     self._spaces = space.spaces if isinstance(space, spaces.Dict) else None
     self._adds_mask: bool | None = None  # to each observation; the first reset tells
+    self._info: Mapping[str, Any] = {}
 
   @property
   def max_steps(self) -> int | None:
     return self._max_steps
+
+  @property
+  def metrics(self) -> Mapping[str, str]:
+    found: Mapping[str, str] = self._env.metadata.get('metrics', {})
+    return found
+
+  @property
+  def scalars(self) -> Mapping[str, Any]:
+    return self._info
 
   @property
   def observation_spec(self) -> Any:
@@ -118,6 +137,7 @@ class _GymnasiumEnv(host.LibraryEnv):
 
   def reset(self, seed: int | None) -> dm_env.TimeStep:
     observation, info = _parts(self._env.reset(seed=seed), 'reset', ('observation', 'info'))
+    self._info = {}
     if self._adds_mask is None:  # an observation may have the mask already
       self._adds_mask = host.ACTION_MASK in info and host.ACTION_MASK not in (self._spaces or {})
     return dm_env.restart(self._observe(observation, info))
@@ -134,7 +154,7 @@ class _GymnasiumEnv(host.LibraryEnv):
     observation, reward, terminated, truncated, info = _parts(
       self._env.step(choice), 'step', ('observation', 'reward', 'terminated', 'truncated', 'info')
     )
-    observation = self._observe(observation, info)
+    observation, self._info = self._observe(observation, info), info
     if terminated:
       return dm_env.termination(reward, observation)
     if truncated:

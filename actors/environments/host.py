@@ -27,6 +27,7 @@ from hephaestus.actors.environments.environment import (
   Observation,
   TimeStep,
   bounds_of,
+  check_metrics,
   describe_bounds,
   num_choices,
   remarks,
@@ -71,6 +72,16 @@ class LibraryEnv(abc.ABC):
     one axis and minimum 0, for several choices at once.
     """
 
+  @property
+  def metrics(self) -> Mapping[str, str]:
+    """Metrics of episodes: name -> reduction, see `Environment.metrics`; empty for none."""
+    return {}
+
+  @property
+  def scalars(self) -> Mapping[str, Any]:
+    """Numbers of the newest step by name, of which `metrics` names some."""
+    return {}
+
   @abc.abstractmethod
   def reset(self, seed: int | None) -> dm_env.TimeStep:
     """Begins an episode; returns its FIRST time step.
@@ -107,20 +118,28 @@ class HostEnvironment(Environment):
     fields: name -> field of an observation; the name is SINGLE if an observation is one array.
   """
 
-  def __init__(self, make_env: Callable[[], LibraryEnv], max_steps: int | None):
+  def __init__(
+    self,
+    make_env: Callable[[], LibraryEnv],
+    max_steps: int | None,
+    metrics: Mapping[str, str] | None = None,
+  ):
     """Makes one instance, checks one reset and one step of it against its specs, and closes it.
 
     Args:
       make_env: function that makes a new instance at every call.
       max_steps: time limit of at least 1, which truncates; None for the library's own.
+      metrics: metrics in addition to `LibraryEnv.metrics`, whose reductions they may replace.
 
     Raises:
-      ValueError: a spec is not supported; a step type, shape, dtype or value contradicts the specs or
+      ValueError: a spec or metric is not supported; a step type, shape, dtype or value contradicts the specs or
         `LibraryEnv`; or the time limit is invalid, or missing. The message names it.
     """
     if max_steps is not None:
       _check_limit(max_steps)
     self.make_env = make_env
+    self._metrics: Mapping[str, str] = {} if metrics is None else metrics
+    check_metrics(self._metrics)
     instance = Instance(self, _Thread())
     try:
       instance.call(lambda: self._ask(instance.env, max_steps))
@@ -134,6 +153,8 @@ class HostEnvironment(Environment):
       raise ValueError('has no limit of its own; give environment.max_steps, such as 1000')
     _check_limit(limit)
     self._max_steps: int = limit
+    check_metrics(env.metrics)
+    self._metrics = {**env.metrics, **self._metrics}
     first = env.reset(0)
     self._action_spec = _action_spec(env.action_spec)
     self.fields = _fields(env.observation_spec, self._action_spec)
@@ -162,6 +183,10 @@ class HostEnvironment(Environment):
   @property
   def max_steps(self) -> int:
     return self._max_steps
+
+  @property
+  def metrics(self) -> Mapping[str, str]:
+    return self._metrics
 
   def make(self, count: int) -> list['Instance']:
     """Returns new instances with auto-reset and the time limit; reset each before its first step.
@@ -192,6 +217,9 @@ class Instance:
   One fixed thread makes the library's environment, at the first use, and resets, steps, renders and
   closes it, since SQLite, asyncio and other libraries work in the thread that began with them only.
   Instances that are open when the process ends are closed then.
+
+  Attributes:
+    given: names of the metrics of which a step has given a number.
   """
 
   def __init__(self, environment: HostEnvironment, thread: '_Thread'):
@@ -201,6 +229,7 @@ class Instance:
     self._env: LibraryEnv | None = None
     self._num_steps = 0
     self._is_over = False
+    self.given: set[str] = set()
 
   @property
   def env(self) -> LibraryEnv:
@@ -281,7 +310,15 @@ class Instance:
     if not np.isfinite(reward):
       raise ValueError(f'timestep.reward: is {reward} after {self._num_steps} steps of an episode')
     discount: Any = np.float32(1.0 if timestep.discount is None else timestep.discount)
-    return TimeStep(step_type, reward, discount, self._observe(timestep.observation))
+    observation = self._observe(timestep.observation)
+    return TimeStep(step_type, reward, discount, observation, self._measure())
+
+  def _measure(self) -> dict[str, Any]:
+    """Values of the metrics at the newest step, [] float32; 0 where the step gives none."""
+    names = self._environment.metrics
+    scalars = self.env.scalars if names else {}
+    self.given.update(names.keys() & scalars)
+    return {name: _scalar(name, scalars.get(name, 0.0)) for name in names}
 
   def _observe(self, observation: Any) -> Observation:
     fields = self._environment.fields
@@ -626,7 +663,21 @@ def _check_values(
     masks = _masks(environment.action_spec, timestep.observation)
     stuck += not (timestep.last() or all(mask.any() for mask in masks))
     played += 1
-  return remarks(environment.max_steps, played, stuck, ended=ended)
+  lacking = [
+    f'environment.metrics.{name}: none of {played:,} steps with random actions gave this number; a step '
+    'without it counts as 0'
+    for name in environment.metrics.keys() - instance.given
+  ]
+  return remarks(environment.max_steps, played, stuck, ended=ended) + sorted(lacking)
+
+
+def _scalar(name: str, value: Any) -> np.float32:
+  array = np.asarray(value)
+  if array.shape != () or array.dtype.kind not in 'biuf' or not np.isfinite(array):
+    raise ValueError(
+      f'environment.metrics.{name}: a step gives {value!r}, a finite number is needed'
+    )
+  return np.float32(array)
 
 
 def _check_played(environment: HostEnvironment, timestep: TimeStep) -> None:

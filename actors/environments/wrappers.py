@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import chex
@@ -71,6 +71,10 @@ class AutoReset(Environment):
   @property
   def is_scored_by_length(self) -> bool:
     return self.environment.is_scored_by_length
+
+  @property
+  def metrics(self) -> Mapping[str, str]:
+    return self.environment.metrics
 
   def reset(self, key: chex.PRNGKey) -> tuple[AutoResetState, TimeStep]:
     env_state, timestep = self.environment.reset(key)
@@ -185,6 +189,10 @@ class TimeLimit(Environment):
   def has_costly_reset(self) -> bool:
     return self.environment.has_costly_reset
 
+  @property
+  def metrics(self) -> Mapping[str, str]:
+    return self.environment.metrics
+
   def reset(self, key: chex.PRNGKey) -> tuple[TimeLimitState, TimeStep]:
     env_state, timestep = self.environment.reset(key)
     return TimeLimitState(env_state=env_state, step_count=jnp.zeros((), jnp.int32)), timestep
@@ -281,7 +289,7 @@ def check_values(
     Warnings; see `environment.remarks`.
 
   Raises:
-    ValueError: an observation or reward is not finite, an observation is outside the bounds of its
+    ValueError: an observation, reward or metric is not finite, an observation is outside the bounds of its
       spec, a discount is outside [0, 1], an episode is longer than `max_steps`, more than half of the
       steps have no legal action, or a continuous action has an infinite bound; the message names the
       field.
@@ -359,7 +367,11 @@ def _faults(
       value = jnp.where(is_outside, leaf.astype(jnp.float32), -jnp.inf).max(initial=-jnp.inf)
       text = f'{field}: the spec says {environment_lib.describe_bounds(spec)}, it is VALUE'
       result[text] = is_outside.any(), value
-  result['timestep.reward: is not always finite'] = ~jnp.isfinite(timestep.reward), nothing
+  numbers = {'reward': timestep.reward} | {
+    f'metrics[{name!r}]': value for name, value in timestep.metrics.items()
+  }
+  for name, value in numbers.items():
+    result[f'timestep.{name}: is not always finite'] = ~jnp.isfinite(value), nothing
   discount = timestep.discount
   in_range = (discount >= 0.0) & (discount <= 1.0)
   result['timestep.discount: is not always within [0, 1]'] = ~in_range, nothing

@@ -161,7 +161,7 @@ def open_run(
 def unfinished_origin(folder: pathlib.Path) -> str | None:
   """Reads the origin, RUN@STEP, of a run that has one and no checkpoint yet; None for other runs."""
   file = folder / ORIGIN
-  from hephaestus.learner import checkpoint  # whose Orbax few commands need
+  from hephaestus.learner import checkpoint  # whose JAX few commands need
 
   is_saved = bool(checkpoint.saved_steps(folder / 'checkpoints'))
   return None if is_saved or not file.exists() else file.read_text().strip()

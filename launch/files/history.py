@@ -352,7 +352,7 @@ class History:
       valid = known[holds(places[known])]
     pick = lambda column: column[rows][valid]
     weights = None
-    if node == 'actor' and metric.startswith('episode_'):
+    if node == 'actor' and metric.startswith(('episode_', 'environment/')):
       weights = np.nan_to_num(pick(self._nodes[name].column('episodes')), nan=1.0)
     return places[valid], pick(self._nodes[name].column(metric)), weights, pick
 

@@ -303,7 +303,7 @@ def load_config(path: str | os.PathLike[str]) -> launch_config.ExperimentConfig:
 
 
 def _of_run(folder: pathlib.Path, checkpoint: str | None, environment: Any) -> Policy:
-  from hephaestus.launch.run import parts  # whose Orbax an exported policy does not need
+  from hephaestus.launch.run import parts  # which an exported policy does not need
 
   config = folder_lib.load_config(folder)
   environment = _made(environment, config) or config.make_environment()

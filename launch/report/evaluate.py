@@ -34,7 +34,8 @@ def evaluate(
 
   Returns:
     {'learner_step', 'episode_return', 'episode_length', 'normalised_score'}: the update of the
-    checkpoint, 0 for the random policy, and the means of `episodes.Evaluation`. Also 'package', name and
+    checkpoint, 0 for the random policy, and the means of `episodes.Evaluation`, with the environment's own
+    metrics as 'environment/NAME'. Also 'package', name and
     version of the environment's package, on which a score may depend, if it is another's.
 
   Raises:
@@ -61,4 +62,4 @@ def evaluate(
         raise ValueError(f'--video {video}: {config.environment["name"]} has no renderer')
       videos.write(recording.frames, video)
   package = environments.package(config.environment['name'])
-  return {'learner_step': step, **result._asdict(), **({'package': package} if package else {})}
+  return {'learner_step': step, **result.row(), **({'package': package} if package else {})}

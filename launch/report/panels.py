@@ -25,10 +25,14 @@ MOST_PIXELS, MOST_VIDEO_PIXELS = (
 )  # of a frame, and of all frames of a converted GIF
 MOST_DIAGNOSIS = 1 << 20  # bytes of doctor.json that are read
 FRAMES_PER_SECOND = 8.0  # assumed for a GIF that does not store its speed
-LEARNING, REPLAY = 'Learning', 'Replay over the run'
+LEARNING, ENVIRONMENT, REPLAY = 'Learning', 'Environment', 'Replay over the run'
 # Prefixes of 'NODE/METRIC' by section; a chart is in the first section with a matching prefix.
 SECTIONS = {
-  LEARNING: ('evaluator/', 'actor/episode', 'learner/episode', 'actor/explorer', 'learner/explorer'),
+  LEARNING: (
+    'evaluator/normalised_score', 'evaluator/episode', 'actor/episode', 'learner/episode',
+    'actor/explorer', 'learner/explorer',
+  ),
+  ENVIRONMENT: ('evaluator/', 'actor/environment/', 'learner/environment/'),
   'Cognition': (
     'learner/intrinsic/survival', 'learner/intrinsic/vital_', 'learner/intrinsic/empowerment',
     'learner/memory/', 'learner/workspace/',
@@ -150,8 +154,10 @@ def charts(histories: Sequence[history.History]) -> list[Chart]:
 
 def _chart(key: str) -> Chart:
   section = next(name for name, starts in SECTIONS.items() if key.startswith(starts))
-  last = key.removesuffix(history.MEDIAN).rsplit('/', 1)[-1]
-  return Chart(key, section, TITLES.get(key) or last.replace('_', ' '))
+  last = key.removesuffix(history.MEDIAN).rsplit('/', 1)[-1].replace('_', ' ')
+  if section == ENVIRONMENT:  # the same metric, of evaluations and of training
+    last += ', evaluation' if key.startswith('evaluator/') else ', acting'
+  return Chart(key, section, TITLES.get(key) or last)
 
 
 def curve(members: Sequence[history.History], key: str, x: str) -> GroupCurve | None:

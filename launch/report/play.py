@@ -107,6 +107,7 @@ def _steps(
       if played.last:
         endings.append(
           f'episode {len(endings) + 1}: return {played.episode_return:.2f} in {played.step} steps'
+          + ''.join(f'  {name} {value:.2f}' for name, value in played.metrics.items())
         )
 
 

@@ -74,7 +74,7 @@ def build(
   )
   acting_params = trained.agent.acting_params
   if not is_on_host:
-    envs = unrolled.Environments(unroll.init, unroll.unroll, num_envs, num_steps)
+    envs = unrolled.Environments(unroll.init, unroll.unroll, num_envs, num_steps, unroll.metrics)
     return unrolled.FusedProgram(update, acting_params, envs, devices, replay)
 
   def until_stopped(*arguments: Any) -> Any:
@@ -84,7 +84,7 @@ def build(
       return None
 
   on_host = stepped.HostEnvironments(
-    unroll.init, until_stopped, num_envs, num_steps, unroll.shapes, unroll.close
+    unroll.init, until_stopped, num_envs, num_steps, unroll.shapes, unroll.close, unroll.metrics
   )
   return stepped.HostProgram(update, acting_params, on_host, devices, replay)
 

@@ -31,6 +31,7 @@ class HostEnvironments(NamedTuple):
     num_steps: environment steps that an unroll takes in each of them, T - 1.
     shapes: shapes of acting params -> shapes and dtypes of the Sequence.
     close: closes the environments.
+    metrics: as of `unrolled.Environments`.
   """
 
   init: Callable[[chex.PRNGKey], Tree]
@@ -39,6 +40,7 @@ class HostEnvironments(NamedTuple):
   num_steps: int
   shapes: Callable[[Tree], Any]
   close: Callable[[], None]
+  metrics: tuple[str, ...] = ()
 
 
 class HostProgram(unrolled.FusedProgram):
@@ -66,7 +68,7 @@ class HostProgram(unrolled.FusedProgram):
     self._insert = devices_lib.mapped(self._add, devices)
     self._split_key = jax.jit(lambda key: jax.random.split(jax.random.wrap_key_data(key[0])))
     self._env_state: Any = None
-    self._played = dict.fromkeys(unrolled.EPISODES, 0.0)  # until the next update
+    self._played = dict.fromkeys(self.sums, 0.0)  # until the next update
 
   def _init_envs(self, key: jax.Array) -> Tree:
     del key
@@ -138,7 +140,7 @@ class HostProgram(unrolled.FusedProgram):
     played = {
       name: jnp.full(len(self.devices), total, jnp.float32) for name, total in self._played.items()
     }
-    self._played = dict.fromkeys(unrolled.EPISODES, 0.0)
+    self._played = dict.fromkeys(self.sums, 0.0)
     return state, metrics | devices_lib.put(played, self.devices)
 
   def close(self) -> None:

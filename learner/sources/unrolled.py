@@ -31,8 +31,8 @@ EPISODES = (
 )  # fmt: skip
 
 _OTHER_ENVIRONMENTS = (
-  'the saved environments do not fit actor.num_envs: all begin new episodes, with the parameters that '
-  'were learned'
+  'the saved environments do not fit actor.num_envs, or this version: all begin new episodes, with the '
+  'parameters that were learned'
 )
 _OLD_MOMENTS = (
   "; Adam's moments are calibrated for the batches of before: add --reset-moments to reset them"
@@ -47,12 +47,14 @@ class Environments(NamedTuple):
     unroll: (params, key, state, version, actor id) -> (state, Sequence [n, T, ...], Episodes).
     num_envs: N, on all devices together.
     num_steps: environment steps that an unroll takes in each of them, T - 1.
+    metrics: names of `Episodes.metrics`, the environment's own metrics.
   """
 
   init: Callable[[chex.PRNGKey], Tree]
   unroll: Callable[..., tuple[Tree, Any, Any]]
   num_envs: int
   num_steps: int
+  metrics: tuple[str, ...] = ()
 
 
 def counted(episodes: Any) -> dict[str, jax.Array]:
@@ -69,6 +71,7 @@ def counted(episodes: Any) -> dict[str, jax.Array]:
     'episode_length': total(own, episodes.episode_length),
     'explorer_episodes': total(explored, 1.0),
     'explorer_return': total(explored, episodes.episode_return),
+    **{name: total(own, values) for name, values in episodes.metrics.items()},
   }
 
 
@@ -149,6 +152,7 @@ class FusedProgram:
     devices: as given.
     replay: as given.
     steps_per_unroll: environment steps of one unroll, in all environments together.
+    sums: names of the metrics that are sums over episodes, not over updates.
   """
 
   def __init__(
@@ -165,6 +169,7 @@ class FusedProgram:
     self.devices = devices
     self.replay = replay
     self.steps_per_unroll = environments.num_envs * environments.num_steps
+    self.sums = (*EPISODES, *environments.metrics)
     self._mapped = devices_lib.mapped(self.unroll_and_update, devices, in_axes=(0, None))
     self._call: Any = None
     self._shapes: FusedState | None = None
@@ -223,7 +228,7 @@ class FusedProgram:
     state, played = jax.lax.while_loop(
       lambda carry: carry[0].replay.credit < replay.rate.denominator,
       collect,
-      (state._replace(train=()), {name: jnp.zeros((), jnp.float32) for name in EPISODES}),
+      (state._replace(train=()), {name: jnp.zeros((), jnp.float32) for name in self.sums}),
     )
     state, batch = self._draw(state, replay)
     return state._replace(train=train), batch, played
@@ -535,13 +540,14 @@ class Unrolled(loop.Source):
     """
     episodes, explored = totals['episodes'], totals['explorer_episodes']
     mean = lambda name: totals[name] / episodes if episodes else None
-    rest = {name: total for name, total in totals.items() if name not in EPISODES}
+    rest = {name: total for name, total in totals.items() if name not in self._program.sums}
     return {
       'steps_per_second': span.environment_steps / span.seconds,
       **self._replay_report(span),
       'episodes': int(episodes),
       'episode_return': mean('episode_return'),
       'episode_length': mean('episode_length'),
+      **{name: mean(name) for name in self._program.environments.metrics},
       **({'explorer_return': totals['explorer_return'] / explored} if explored else {}),
       **loop.means(rest, span),
     }

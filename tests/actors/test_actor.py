@@ -13,7 +13,8 @@ def report(explores):
   """Metrics of one step of three environments, whose episodes end with the returns 1, 2 and 6."""
   window = actor._Window()
   ended, returns = np.ones((1, 3), bool), np.array([[1.0, 2.0, 6.0]])
-  window.add(rollout.Episodes(ended, returns, 5 * ended, np.array(explores)), CONFIG)
+  metrics = {'environment/keys': 2 * returns}
+  window.add(rollout.Episodes(ended, returns, 5 * ended, np.array(explores), metrics), CONFIG)
   return window.report(3, 0)
 
 
@@ -30,4 +31,5 @@ def test_episode_return_is_the_tasks_unless_all_environments_explore(
 ):
   row = report(explores)
   assert row['episodes'] == episodes and row['episode_return'] == of_task
+  assert row['environment/keys'] == 2 * of_task
   assert row.get('explorer_return') == of_explorer

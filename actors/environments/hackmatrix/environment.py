@@ -1,7 +1,9 @@
 """HackMatrix, a turn-based game on 6 by 6 cells with 28 actions."""
 
 import dataclasses
-from collections.abc import Callable
+import functools
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import chex
@@ -14,6 +16,7 @@ from hephaestus.actors.environments import environment
 from hephaestus.actors.environments.hackmatrix import (
   enemies,
   observation,
+  options,
   player,
   programs,
   rendering,
@@ -25,6 +28,16 @@ from hephaestus.actors.environments.hackmatrix.state import Program, State
 
 ACTION_NAMES = ('up', 'down', 'left', 'right', 'siphon', *(program.name for program in Program))
 
+
+METRICS = {
+  **{f'reward_{part}': 'sum' for part in rewards.Reward._fields},
+  'moves': 'mean',
+  'siphons': 'mean',
+  'programs': 'mean',
+  'siphon_legal': 'mean',
+  'highest_stage': 'max',
+  'stages_completed': 'sum',
+}
 
 _BLOCK = 64  # environments stepped at a time, so that intermediate arrays fit a core's cache
 
@@ -56,13 +69,13 @@ class _Outcome(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HackMatrix(environment.Environment):
+class HackMatrix(options.Options, environment.Environment):
   """Reach the exits of eight stages, past enemies and with the help of programs.
 
   Actions are up, down, left, right, siphon, and the 23 of `Program`. `step` executes an action also
   where the mask forbids it; the mask may be all False. An episode terminates with death or victory, and
   has no time limit; `make` of this package adds one. The rules are in `player`, `programs`, `enemies`,
-  `stages` and `rewards`.
+  `stages` and `rewards`; its attributes are the options, see `options.Options`.
 
   A `State` may be built by hand, with `initial` and `.replace`, and passed to `step`, `play`, `observe`
   and `action_mask`. Its integers may be of any dtype.
@@ -94,26 +107,51 @@ class HackMatrix(environment.Environment):
   def action_names(self) -> tuple[str, ...]:
     return ACTION_NAMES
 
+  @property
+  def metrics(self) -> Mapping[str, str]:
+    """Parts of the return; shares of steps by action, and of those at which a siphon is legal; stages.
+
+    The highest stage is 9 after victory.
+    """
+    return METRICS
+
   def reset(self, key: chex.PRNGKey) -> tuple[State, environment.TimeStep]:
-    """Begins an episode; nothing is random, because the first stage is empty."""
-    del key
+    """Begins an episode on the empty first stage; only a fraction of `starting_siphons` is random."""
+    num_siphons = math.floor(self.starting_siphons)
+    first = self._first(num_siphons)
+    if more := self.starting_siphons - num_siphons:
+      first = state_lib.select(jax.random.bernoulli(key, more), self._first(num_siphons + 1), first)
+    state, seen = first
+    return state, environment.restart(seen, dict.fromkeys(METRICS, 0.0))
+
+  def _first(self, num_siphons: int) -> tuple[State, dict[str, jax.Array]]:
+    """The state at the start of an episode, and its observation."""
+    state = state_lib.initial().replace(
+      data_siphons=jnp.int32(num_siphons),
+      credits=jnp.int32(self.starting_credits),
+      energy=jnp.int32(self.starting_energy),
+    )
     # The result of `observe` as constants, because auto-reset would compute it at every step.
     features = np.zeros((observation.NUM_FEATURES,), np.float32)
     features[observation.PLAYER_HP] = 1.0
+    features[observation.PLAYER_CREDITS] = min(self.starting_credits / observation.MAX_RESOURCES, 1)
+    features[observation.PLAYER_ENERGY] = min(self.starting_energy / observation.MAX_RESOURCES, 1)
+    features[observation.PLAYER_DATA_SIPHONS] = num_siphons / observation.DATA_SIPHONS
     features[observation.NUM_FEATURES - observation.NUM_CHANNELS + observation.EXIT] = 1.0
-    mask = np.isin(np.arange(state_lib.NUM_ACTIONS), (state_lib.UP, state_lib.RIGHT))
-    first = {'features': jnp.asarray(features), 'action_mask': jnp.asarray(mask)}
-    return state_lib.initial(), environment.restart(first)
+    legal = (state_lib.UP, state_lib.RIGHT, *[state_lib.SIPHON] * (num_siphons > 0))
+    mask = np.isin(np.arange(state_lib.NUM_ACTIONS), legal)
+    return state, {'features': jnp.asarray(features), 'action_mask': jnp.asarray(mask)}
 
   def step(
     self, key: chex.PRNGKey, state: State, action: jax.Array
   ) -> tuple[State, environment.TimeStep]:
-    outcome = _step(state, action, _draw(key))
+    outcome = _step_of(self)(state, action, _draw(key))
     timestep = environment.TimeStep(
       step_type=jnp.where(outcome.done, StepType.LAST.value, StepType.MID.value).astype(np.int32),
       reward=outcome.reward.total(),
       discount=jnp.where(outcome.done, 0.0, 1.0).astype(np.float32),
       observation=_observation(outcome.codes, outcome.mask),
+      metrics=_metrics(state, action, outcome),
     )
     return outcome.state, timestep
 
@@ -125,7 +163,7 @@ class HackMatrix(environment.Environment):
     Returns:
       The next state; the 15 parts of the reward; and [] bool, whether the episode terminated.
     """
-    outcome = _step(state, action, _draw(key))
+    outcome = _step_of(self)(state, action, _draw(key))
     return outcome.state, outcome.reward, outcome.done
 
   def observe(self, state: State) -> dict[str, jax.Array]:
@@ -152,6 +190,21 @@ class HackMatrix(environment.Environment):
   def render(self, state: State) -> np.ndarray:
     """Renders the board, the player's numbers and the programs; see `rendering.frame`."""
     return rendering.frame(state)
+
+
+def _metrics(before: State, action: jax.Array, outcome: _Outcome) -> dict[str, jax.Array]:
+  """Values of `METRICS` at a step, which takes an action in the state `before`."""
+  stage = outcome.state.stage
+  values = {
+    **{f'reward_{part}': value for part, value in outcome.reward._asdict().items()},
+    'moves': action <= state_lib.RIGHT,
+    'siphons': action == state_lib.SIPHON,
+    'programs': action >= state_lib.FIRST_PROGRAM,
+    'siphon_legal': jnp.asarray(before.data_siphons) > 0,
+    'highest_stage': stage,
+    'stages_completed': stage - before.stage,
+  }
+  return {name: jnp.asarray(value, np.float32) for name, value in values.items()}
 
 
 def _draw(key: chex.PRNGKey) -> jax.Array:
@@ -206,8 +259,13 @@ def _envs_last(function: Callable[..., Any]) -> Callable[..., Any]:
   return batched
 
 
-@_envs_last
-def _step(state: State, action: jax.Array, bits: jax.Array) -> _Outcome:
+@functools.cache
+def _step_of(chosen: options.Options) -> Callable[..., _Outcome]:
+  """Makes a function (state, action, bits) that takes one step with some options, see `_step`."""
+  return _envs_last(functools.partial(_step, chosen))
+
+
+def _step(chosen: options.Options, state: State, action: jax.Array, bits: jax.Array) -> _Outcome:
   """Takes one step, in the order of the rules, for any trailing axes of environments."""
   before = state_lib.widen(state)
   action = jnp.asarray(action, np.int32)
@@ -230,9 +288,13 @@ def _step(state: State, action: jax.Array, bits: jax.Array) -> _Outcome:
   is_at_exit = (state.row == state.exit_row) & (state.col == state.exit_col)
   completed = may_leave & is_at_exit & (state.stage <= state_lib.LAST_STAGE)
   layout = state_lib.make_if_any(completed, lambda: stages.sample_layout(state, chance.stage))
-  state = _where_any(completed, lambda state: stages.advance(state, layout, chance.stage), state)
+  state = _where_any(
+    completed, lambda state: stages.advance(state, layout, chance.stage, chosen), state
+  )
   won = state.stage > state_lib.LAST_STAGE
-  reward = rewards.earn(before, action, state, died=died, completed=completed, won=won)
+  reward = rewards.earn(
+    before, action, state, died=died, completed=completed, won=won, chosen=chosen
+  )
   return _Outcome(
     state=state_lib.narrow(state),
     reward=reward,

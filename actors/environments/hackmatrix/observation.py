@@ -18,7 +18,8 @@ NUM_PLAYER = 10
 NUM_CHANNELS = 42
 NUM_FEATURES = NUM_PLAYER + state_lib.NUM_PROGRAMS + SIZE * SIZE * NUM_CHANNELS
 
-PLAYER_HP = 2  # position of HP among the player's numbers
+# Positions among the player's numbers.
+PLAYER_HP, PLAYER_CREDITS, PLAYER_ENERGY, PLAYER_DATA_SIPHONS = 2, 3, 4, 6
 
 # The channels of a cell.
 ENEMY_KIND = 0  # four, one for each kind
@@ -38,6 +39,7 @@ EXIT = 40
 SIPHON_CENTER = 41
 
 MAX_RESOURCES = 50.0  # observed credits and energy are clipped to it, and divided by it
+DATA_SIPHONS = 10.0  # divisor of their number
 MAX_TURNS = 4  # observed turns of a transmission are clipped to it, and divided by it
 
 # LLVM vectorises an expression of ten slots, and none of twenty; the last ten are rarely active.
@@ -126,7 +128,7 @@ def _features(state: State) -> jax.Array:
     jnp.minimum(state.credits / MAX_RESOURCES, 1.0),
     jnp.minimum(state.energy / MAX_RESOURCES, 1.0),
     (state.stage - 1) / (state_lib.LAST_STAGE - 1.0),
-    state.data_siphons / 10.0,
+    state.data_siphons / DATA_SIPHONS,
     (state.attack - 1) / (state_lib.MAX_ATTACK - 1.0),
     state.show_active.astype(np.float32),
     state.tasks_disabled.astype(np.float32),

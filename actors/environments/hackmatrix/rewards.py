@@ -6,18 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hephaestus.actors.environments.hackmatrix import board
+from hephaestus.actors.environments.hackmatrix import board, options
 from hephaestus.actors.environments.hackmatrix import state as state_lib
 from hephaestus.actors.environments.hackmatrix.state import Program, State
 
 STAGE_REWARDS = np.array([1, 2, 4, 8, 16, 32, 64, 100], np.float32)  # for completing stages 1 to 8
-STEP, SCORE, KILL, DATA_SIPHON, DISTANCE, HP = 0.01, 0.5, 0.3, 1.0, 0.05, 1.0
+STEP, SCORE, KILL, HP = 0.01, 0.5, 0.3, 1.0
 VICTORY, VICTORY_SCORE = 500.0, 100.0
 DEATH = 0.5  # fraction of the rewards of completed stages that death costs
-SIPHON_DEATH = 10.0
 GAIN, HOLDING = 0.05, 0.01  # for each credit, and each energy
 WASTE = 0.3
 SIPHON_QUALITY = 0.5 * 0.05
+UNREACHABLE = 2 * (state_lib.SIZE - 1)  # distance that the potential has without a path to the exit
 
 
 class Reward(NamedTuple):
@@ -29,7 +29,7 @@ class Reward(NamedTuple):
     score_gain: for the change of the score.
     kills: for a decrease of the number of active enemies, whatever its cause.
     data_siphon: for an increase of the number of data siphons.
-    distance_shaping: for a decrease of the walking distance to the exit.
+    distance_shaping: for a decrease of the walking distance to the exit, see `shape`.
     damage_penalty: for HP lost.
     hp_recovery: for HP gained.
     victory: for completing the last stage; it grows with the score.
@@ -69,6 +69,7 @@ def earn(
   died: jax.Array,
   completed: jax.Array,
   won: jax.Array,
+  chosen: options.Options,
 ) -> Reward:
   """The reward of a step, in its parts.
 
@@ -79,6 +80,7 @@ def earn(
     died: [...] bool, whether the player died.
     completed: [...] bool, whether a stage was completed.
     won: [...] bool, whether that was the last stage.
+    chosen: options of the game.
   """
   num_axes = action.ndim
   stages = state_lib.column(np.arange(1, state_lib.LAST_STAGE + 1), num_axes)
@@ -92,7 +94,7 @@ def earn(
   is_adjacent = jnp.abs(slots.row - after.row) + jnp.abs(slots.col - after.col) == 1
   is_siphoned = jnp.any(slots.active & slots.from_siphon & is_adjacent, axis=0)
   healed = after.hp - before.hp
-  approached = _distance_to_exit(before, after)
+  shaping = shape(before, after, ended=died | won, chosen=chosen)
   gained = after.credits - before.credits + after.energy - before.energy
   wasted = (action == Program.RESET.action) & (before.hp == state_lib.MAX_HP - 1)
   missed = state_lib.where_any(
@@ -104,13 +106,17 @@ def earn(
     stage_completion=jnp.where(completed, stage_sum(stages == before.stage), zero),
     score_gain=_scale(SCORE, after.score - before.score),
     kills=_scale(KILL, jnp.maximum(num_kills, 0)),
-    data_siphon=_scale(DATA_SIPHON, jnp.maximum(after.data_siphons - before.data_siphons, 0)),
-    distance_shaping=_scale(DISTANCE, jnp.maximum(approached, 0)),
+    data_siphon=_scale(
+      chosen.data_siphon_reward, jnp.maximum(after.data_siphons - before.data_siphons, 0)
+    ),
+    distance_shaping=shaping,
     damage_penalty=_scale(HP, jnp.minimum(healed, 0)),
     hp_recovery=_scale(HP, jnp.maximum(healed, 0)),
     victory=jnp.where(won, VICTORY + _scale(VICTORY_SCORE, after.score), zero),
     death_penalty=jnp.where(died, -DEATH * stage_sum(stages < after.stage), zero),
-    siphon_death_penalty=jnp.where(died & is_siphoned, np.float32(-SIPHON_DEATH), zero),
+    siphon_death_penalty=jnp.where(
+      died & is_siphoned, np.float32(-chosen.siphon_death_penalty), zero
+    ),
     resource_gain=_scale(GAIN, gained),
     resource_holding=jnp.where(completed, _scale(HOLDING, after.credits + after.energy), zero),
     program_waste=jnp.where(wasted, np.float32(-WASTE), zero),
@@ -210,8 +216,40 @@ def _sort(values: list[jax.Array]) -> list[jax.Array]:
   return values
 
 
-def _distance_to_exit(before: State, after: State) -> jax.Array:
-  """Decrease of the walking distance to the exit around all blocks, [...] int32."""
+def shape(before: State, after: State, *, ended: jax.Array, chosen: options.Options) -> jax.Array:
+  """The reward for the walking distance d to the exit, [...] float32; w is `chosen.distance_shaping`.
+
+    'original':   w max(0, d - d')
+    'potential':  gamma Phi(s') - Phi(s),    Phi(s) = -w d,    Phi = 0 at the end of an episode
+
+  The potential (Ng, Harada and Russell, 1999) leaves the order of policies unchanged: discounted by
+  gamma, its terms of an episode sum to -Phi of the first state. After a stage change d' is the distance to
+  the new exit. Where no path leads to the exit d is 0 in 'original', as at the exit. In 'potential' it is
+  then 10, as far as across the empty board, because a pocket without a path is no goal.
+
+  Args:
+    before: state at the start of the step.
+    after: state at its end.
+    ended: [...] bool, whether the episode terminated.
+    chosen: options of the game.
+  """
+  old, new = _distances(before, after)
+  if chosen.shaping == 'original':
+    return _scale(chosen.distance_shaping, jnp.maximum(old - new, 0))
+  old, new = (
+    jnp.where(
+      (distance > 0) | ((state.row == state.exit_row) & (state.col == state.exit_col)),
+      distance,
+      UNREACHABLE,
+    )
+    for distance, state in ((old, before), (new, after))
+  )
+  later = np.float32(chosen.gamma) * jnp.where(ended, 0, new).astype(np.float32)
+  return chosen.distance_shaping * (old.astype(np.float32) - later)
+
+
+def _distances(before: State, after: State) -> jax.Array:
+  """Walking distances to the exit around all blocks in both states, [2, ...] int32."""
   boards = [
     (
       board.of_cells(state.has_block),
@@ -221,8 +259,7 @@ def _distance_to_exit(before: State, after: State) -> jax.Array:
     for state in (before, after)
   ]
   stacked = jax.tree.map(lambda *halves: jnp.stack(halves), *boards)
-  distance = board.walking_distance(*stacked)
-  return distance[0] - distance[1]
+  return board.walking_distance(*stacked)
 
 
 def _count(active: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hephaestus.actors.environments.hackmatrix import board
+from hephaestus.actors.environments.hackmatrix import board, options
 from hephaestus.actors.environments.hackmatrix import state as state_lib
 from hephaestus.actors.environments.hackmatrix.state import SIZE, State
 
@@ -87,13 +87,14 @@ def sample_layout(state: State, chance: Chance) -> Layout:
   )
 
 
-def advance(state: State, layout: Layout, chance: Chance) -> State:
+def advance(state: State, layout: Layout, chance: Chance, chosen: options.Options) -> State:
   """The state at the start of the next stage.
 
   Args:
     state: state at the end of the stage before; fields that are not replaced here stay.
     layout: positions in the next stage.
     chance: random bits, the same as for `layout`.
+    chosen: options of the game.
   """
   num_axes = state.row.ndim
   is_inner = state_lib.column(~_IS_CORNER, num_axes)
@@ -125,7 +126,9 @@ def advance(state: State, layout: Layout, chance: Chance) -> State:
     cell_energy=jnp.where(is_heads, 0, resource),
     cell_data_siphon=state_lib.column(_IS_CORNER, num_axes) & ~state.is_player_cell & ~is_exit,
     enemies=jax.tree.map(jnp.zeros_like, state.enemies),
-    transmissions=_transmissions(state, layout.transmissions, chance.transmissions),
+    transmissions=_transmissions(
+      state, layout.transmissions, chance.transmissions, chosen.transmission_scale
+    ),
     stage=state.stage + 1,
     show_active=jnp.zeros_like(state.show_active),
     step_active=jnp.zeros_like(state.step_active),
@@ -178,19 +181,26 @@ def _sample_cells(free: jax.Array, bits: jax.Array) -> jax.Array:
   return jnp.stack(cells)
 
 
-def _transmissions(state: State, cell: jax.Array, bits: jax.Array) -> state_lib.Transmissions:
-  """Transmissions of the next stage: as many as its number, up to 8.
+def _transmissions(
+  state: State, cell: jax.Array, bits: jax.Array, scale: float
+) -> state_lib.Transmissions:
+  """Transmissions of the next stage, scaled: as many as its number, up to 8.
 
   Args:
     state: of the stage before.
     cell: [8, ...] int32, the inner cell of each.
     bits: [8, ...] uint32, of which `_sample_cells` does not use the lowest.
+    scale: see `options.Options.transmission_scale`.
   """
   num_slots = state_lib.NUM_TRANSMISSIONS
   # Adds the number of corners before a cell in the grid's order: one, two or three.
   cell = cell + 1 + (cell >= SIZE - 2) + (cell >= NUM_INNER - SIZE + 2)
-  slots = state_lib.column(np.arange(state_lib.LAST_STAGE), state.row.ndim)
-  used = slots <= state.stage
+  # Slot i is used from the first stage with more than i transmissions on, here the stage before that.
+  numbers = np.rint(
+    scale * np.minimum(np.arange(1, state_lib.LAST_STAGE + 2), state_lib.LAST_STAGE)
+  )
+  since = np.searchsorted(numbers, np.arange(state_lib.LAST_STAGE), side='right')
+  used = state_lib.column(since, state.row.ndim) <= state.stage
 
   def fill(values):
     rest = jnp.zeros((num_slots - len(values), *values.shape[1:]), values.dtype)

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hephaestus.actors import environments, rollout
 from hephaestus.actors.environments import environment, hackmatrix, wrappers
-from hephaestus.actors.environments.hackmatrix import board, observation
+from hephaestus.actors.environments.hackmatrix import board, observation, rewards
 from hephaestus.actors.environments.hackmatrix import state as state_lib
 from hephaestus.actors.environments.hackmatrix.state import (
   DATA,
@@ -21,11 +22,15 @@ from hephaestus.actors.environments.hackmatrix.state import (
   UP,
   Program,
 )
+from hephaestus.agents import masked_ppo
 from hephaestus.agents import observation as observation_lib
+from hephaestus.agents.dreamer import config as dreamer_config
 
 GAME = hackmatrix.HackMatrix()
+POTENTIAL = hackmatrix.HackMatrix(shaping='potential')
 KEY = jax.random.key(0)
 PLAY = jax.jit(GAME.play)
+PLAY_POTENTIAL = jax.jit(POTENTIAL.play)
 OBSERVE = jax.jit(GAME.observe)
 VIRUS, DAEMON, GLITCH, CRYPTOG = range(4)
 WAIT = Program.WAIT.action
@@ -593,11 +598,171 @@ def random_play(num_envs, num_steps, seed):
   return jax.device_get(run(jax.random.key(seed)))
 
 
+@pytest.mark.parametrize('num_siphons', [0, 3])
+def test_start_has_the_chosen_resources_and_their_observation(num_siphons):
+  chosen = hackmatrix.HackMatrix(
+    starting_siphons=num_siphons, starting_credits=3, starting_energy=60
+  )
+  state, timestep = chosen.reset(KEY)
+  assert (state.data_siphons, state.credits, state.energy) == (num_siphons, 3, 60)
+  for name, x in OBSERVE(state).items():
+    np.testing.assert_allclose(timestep.observation[name], x, rtol=1e-6)
+
+
+def test_fraction_of_starting_siphons_is_the_probability_of_one_more():
+  chosen = hackmatrix.HackMatrix(starting_siphons=0.25)
+  state, timestep = jax.device_get(jax.vmap(chosen.reset)(KEYS))
+  assert set(state.data_siphons) == {0, 1}
+  assert state.data_siphons.mean() == pytest.approx(0.25, abs=0.04)  # six standard deviations
+  seen = timestep.observation
+  assert (seen['action_mask'][:, SIPHON] == state.data_siphons).all()
+  np.testing.assert_allclose(
+    seen['features'][:, observation.PLAYER_DATA_SIPHONS], state.data_siphons / 10, rtol=1e-6
+  )
+
+
+@pytest.mark.parametrize(
+  'scale, numbers',
+  [
+    (0.0, [0, 0, 0, 0, 0, 0, 0, 0]),
+    (0.375, [1, 1, 2, 2, 2, 3, 3, 3]),
+    (0.625, [1, 2, 2, 3, 4, 4, 5, 5]),
+  ],
+)
+def test_new_stages_have_the_scaled_number_of_transmissions(scale, numbers):
+  chosen = hackmatrix.HackMatrix(transmission_scale=scale)
+  start = game((5, 4))
+  leave = lambda stage: chosen.play(KEY, state_lib.narrow(start.replace(stage=stage)), RIGHT)[0]
+  after = jax.jit(jax.vmap(leave))(np.arange(1, 9))
+  assert after.stage.tolist() == list(range(2, 10))
+  assert after.transmissions.active.sum(1).tolist() == numbers
+
+
+def test_options_scale_parts_of_the_reward():
+  chosen = hackmatrix.HackMatrix(
+    siphon_death_penalty=2.0, distance_shaping=0.025, data_siphon_reward=2.0
+  )
+  step = jax.jit(chosen.play)
+  state = game(stage=4, hp=1, energy=1, enemies=[(VIRUS, 1, 0, {'from_siphon': True})])
+  assert step(KEY, state_lib.narrow(state), WAIT)[1].siphon_death_penalty == -2
+  parts = step(KEY, state_lib.narrow(game(cell_data_siphon={(1, 0): True})), UP)[1]
+  assert parts.data_siphon == 2
+  assert parts.distance_shaping == np.float32(0.025)
+
+
+@pytest.mark.parametrize(
+  'option, value, message',
+  [
+    ('starting_siphons', -1, 'from 0 to 1000'),
+    ('starting_siphons', float('nan'), 'from 0 to 1000'),
+    ('starting_credits', 1.5, 'a whole number'),
+    ('starting_energy', 1001, 'from 0 to 1000'),
+    ('transmission_scale', 1.5, 'from 0 to 1'),
+    ('siphon_death_penalty', -10.0, 'at least 0'),
+    ('distance_shaping', float('inf'), 'a finite number'),
+    ('data_siphon_reward', 'two', 'a number'),
+    ('shaping', 'potentials', 'choose from original, potential'),
+    ('gamma', 1.1, 'from 0 to 1'),
+  ],
+)
+def test_invalid_option_is_refused(option, value, message):
+  with pytest.raises(ValueError, match=rf'^environment\.{option}=.*{message}'):
+    environments.make('hackmatrix', **{option: value})
+
+
+def test_default_of_gamma_equals_both_agents():
+  assert GAME.gamma == masked_ppo.PPOConfig().gamma == dreamer_config.DreamerConfig().gamma
+
+
+def round_trips(chosen, num):
+  """The sum of the reward, and of the part for the distance, over steps away from the exit and back."""
+  step, state, total, shaped = jax.jit(chosen.play), state_lib.narrow(game((3, 3))), 0.0, 0.0
+  for action in [LEFT, RIGHT] * num:
+    state, reward, _ = step(KEY, state, jnp.int32(action))
+    total, shaped = total + float(reward.total()), shaped + float(reward.distance_shaping)
+  return total, shaped
+
+
+def test_original_shaping_pays_for_round_trips_and_a_potential_does_not():
+  assert round_trips(GAME, 5)[0] == pytest.approx(5 * (-0.01 + 0.04))
+  assert round_trips(POTENTIAL, 5)[0] < 0
+  undiscounted = hackmatrix.HackMatrix(shaping='potential', gamma=1.0)
+  assert round_trips(undiscounted, 5) == pytest.approx((-0.1, 0.0), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+  'state, action, distances',
+  [
+    pytest.param(game((2, 2)), UP, (6, 5), id='towards the exit'),
+    pytest.param(game((2, 2)), DOWN, (6, 7), id='away from it'),
+    pytest.param(game((5, 4), stage=8), RIGHT, (1, 0), id='victory'),
+    pytest.param(game((2, 2), hp=1, enemies=[(DAEMON, 3, 2)]), DOWN, (6, 0), id='death'),
+    pytest.param(
+      game((0, 1), blocks=[(0, 1, DATA, {'siphoned': True}), (1, 0, DATA)]),
+      LEFT,
+      (9, 10),
+      id='no path to the exit',
+    ),
+  ],
+)
+def test_potential_is_the_distance_to_the_exit(state, action, distances):
+  _, parts, _ = PLAY_POTENTIAL(KEY, state_lib.narrow(state), jnp.int32(action))
+  expected = 0.05 * (distances[0] - 0.99 * distances[1])
+  assert parts.distance_shaping == pytest.approx(expected, abs=1e-6)
+
+
+def test_discounted_potentials_of_an_episode_sum_to_the_one_of_its_start():
+  start = state_lib.narrow(game((4, 5), stage=6, owned='all', credits=20, energy=20))
+
+  @jax.jit
+  def episode(key):
+    def step(carry, key):
+      state, is_over = carry
+      action_key, step_key = jax.random.split(key)
+      seen = {'action_mask': POTENTIAL.action_mask(state)}
+      action = wrappers.random_action(action_key, POTENTIAL.action_spec, seen)
+      state, parts, ended = POTENTIAL.play(step_key, state, action)
+      shaped = jnp.where(is_over, 0.0, parts.distance_shaping)
+      return (state, is_over | ended), (shaped, state.stage, is_over)
+
+    keys = jax.random.split(key, 512)
+    (_, is_over), (shaped, stage, was_over) = jax.lax.scan(step, (start, False), keys)
+    return shaped @ 0.99 ** np.arange(512), is_over, jnp.where(was_over, 0, stage).max()
+
+  total, is_over, stage = jax.device_get(jax.vmap(episode)(KEYS[:64]))
+  assert is_over.sum() > 32 and (stage[is_over] > 6).sum() > 32
+  np.testing.assert_allclose(total[is_over], 0.05, atol=1e-5)
+
+
 def test_random_policy_keeps_the_invariants():
   before, action, state, timestep = random_play(64, 128, seed=0)
   check_invariants(before, action, state, timestep)
   assert timestep.last().sum() > 10
   assert state.stage.max() >= 2
+
+
+def test_metrics_of_an_episode_are_parts_of_its_return_and_shares_of_its_steps():
+  game = hackmatrix.make(max_steps=60)
+  agent = rollout.random_agent(game.action_spec)
+  unroll = rollout.make_unroll(game, agent, num_envs=16, sequence_length=129)
+  _, sequence, played = unroll.unroll((), KEY, unroll.init(KEY), 0, 0)
+  ended = np.asarray(played.ended)
+  found = {
+    name.removeprefix(rollout.METRICS): np.asarray(values)[ended]
+    for name, values in played.metrics.items()
+  }
+  assert ended.sum() > 16 and len(found) == 21
+  parts = [found[f'reward_{part}'] for part in rewards.Reward._fields]
+  np.testing.assert_allclose(sum(parts), np.asarray(played.episode_return)[ended], atol=1e-3)
+  np.testing.assert_allclose(found['moves'] + found['siphons'] + found['programs'], 1, atol=1e-5)
+  np.testing.assert_array_equal(found['highest_stage'], 1 + found['stages_completed'])
+  assert found['highest_stage'].max() > 1
+  # In the first sequence of each environment, up to the end of its first episode.
+  steps = np.argmax(ended, axis=0) + 1
+  legal = np.asarray(sequence.observation['action_mask'])[..., state_lib.SIPHON]
+  shares = np.asarray(played.metrics['environment/siphon_legal'])
+  for n, length in enumerate(steps):
+    assert shares[length - 1, n] == pytest.approx(legal[n, :length].mean(), abs=1e-5)
 
 
 def test_state_built_by_hand_may_have_any_integer_dtype():

@@ -346,7 +346,7 @@ def test_nodes_of_one_process_are_runs_of_their_own_in_wandb(tmp_path, offline):
 )
 def test_each_complete_checkpoint_and_video_is_uploaded_once(tmp_path, offline, node, expected):
   folder = tmp_path / 'run=1'
-  for name in ('checkpoints/5/digest', 'checkpoints/7.orbax-checkpoint-tmp/digest', 'videos/5.gif'):
+  for name in ('checkpoints/5/digest', 'checkpoints/7.partial/digest', 'videos/5.gif'):
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(name)
   wandb = launch_config.WandbConfig(enabled=True, artifacts=True)

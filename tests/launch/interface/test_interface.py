@@ -331,7 +331,7 @@ def test_acting_needs_no_process_and_no_instance_of_the_environment(run, ppo, tm
     for path in ('policy', {str(run.folder)!r}):
       policy = hephaestus.load(path)
       action, state = policy.act(np.zeros((1, 12)), policy.initial_state(batch=1), greedy=True)
-      print(action.shape, 'orbax' in sys.modules, 'hephaestus.learner.loop' in sys.modules)
+      print(action.shape, 'hephaestus.learner.checkpoint' in sys.modules, 'hephaestus.learner.loop' in sys.modules)
     try:
       hephaestus.load({str(ppo.folder)!r})
     except ValueError as error:

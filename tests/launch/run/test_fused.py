@@ -9,6 +9,7 @@ import shutil
 import signal
 import threading
 
+import climb
 import imageio.v2 as imageio
 import jax
 import numpy as np
@@ -23,8 +24,10 @@ from hephaestus.actors.environments import catch
 from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
 from hephaestus.launch.files import folder as folder_lib
-from hephaestus.launch.report import dashboard
+from hephaestus.launch.files import history
+from hephaestus.launch.report import dashboard, panels
 from hephaestus.launch.run import fused, origin, parts
+from hephaestus.learner import checkpoint
 from hephaestus.learner.sources import unrolled
 from hephaestus.replay import tables
 
@@ -140,6 +143,27 @@ def test_run_ends_resumes_and_is_evaluated(finished, train, tmp_path, capsys):
   assert '--profile 10:11: the run ends after about 9 updates' in capsys.readouterr().err
   assert train('--set', 'agent.hidden_size=8') == 2
   assert 'agent.hidden_size: the folder has 16, you gave 8' in capsys.readouterr().err
+
+
+def test_metrics_of_an_environment_are_metrics_of_the_run(train, tmp_path, capsys):
+  folder = tmp_path / 'run'
+  options = [*TINY[2:-1], 'tensorboard=true']
+  begin = ['--agent', 'ppo', '--env', 'climb:Climb', '--preset', 'laptop', '--steps', 400]
+  assert train(*begin, '--set', *options) == 0
+  for name in ('learner', 'evaluator'):
+    for row in rows(folder, name):
+      found = {key: value for key, value in row.items() if key.startswith('environment/')}
+      assert found == pytest.approx(climb.expected(row['episode_length']))
+  written = history.History(folder)
+  written.read()
+  charts = panels.charts([written])
+  titles = {chart.title for chart in charts if chart.section == panels.ENVIRONMENT}
+  names = ('height', 'steps', 'depth', 'top')
+  assert titles == {f'{name}, {of}' for name in names for of in ('acting', 'evaluation')}
+  capsys.readouterr()
+  assert run('watch', folder, '--trust') == 0
+  ending = capsys.readouterr().out.splitlines()[-1]
+  assert re.search(r'in (\d) steps .* steps \1\.00  top \1\.00', ending)
 
 
 def test_run_begins_with_the_agent_of_another(finished, tmp_path, capsys):
@@ -390,10 +414,9 @@ def test_killed_dreamer_resumes_bitwise(tmp_path):
     assert resumed.end() == 0, resumed.words()
   finally:
     runs.kill_all(tmp_path)
-  digest = lambda run: json.loads(
-    (run.folder / 'checkpoints' / '784' / 'digest' / 'metadata').read_text()
-  )
-  assert digest(resumed) == digest(whole)
+  content = lambda run, file: (run.folder / 'checkpoints' / '784' / file).read_bytes()
+  for file in (checkpoint.STATE, checkpoint.REST):
+    assert content(resumed, file) == content(whole, file)
   assert resumed.rows('learner')[0] == first  # kept: the run has resumed, not restarted
   runs.check_steps(resumed.rows('learner'), log_period=10)
   score = lambda run: run.rows('evaluator')[-1]['normalised_score']
