@@ -175,7 +175,7 @@ class Steering:
     world, own = params['world_model'], params['actor_critic']
     novelty = model.novelty(step)
     memory, context = policy.context.advance(
-      own, before.memory, step.features, policy.context_inputs(own, step, novelty), step.first
+      own, before.memory, step.features, policy.context.inputs(own, step, novelty), step.first
     )
     distribution = policy.policy(own, step.features, context, mask)
     noise = policy.noise(key)[None]
