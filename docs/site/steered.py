@@ -68,14 +68,14 @@ def press(page: Any, key: str) -> None:
 def main() -> None:
   frames = []
   with page_of('grid_world') as page:
-    for key in ('', *KEYS):
-      if key == 'b':  # where the branch differs most from reality
-        picture = shown.quantize(256, dither=Image.Dither.NONE)
-        picture.save(IMAGES / 'dream.png', optimize=True)
-      if key:
-        press(page, key)
+    for index in range(len(KEYS) + 1):
+      if index:
+        press(page, KEYS[index - 1])
       with io.BytesIO(page.screenshot()) as file:
         shown = Image.open(file).convert('RGB')
+      if KEYS[index : index + 1] == ['b']:  # where the branch differs most from reality
+        picture = shown.quantize(256, dither=Image.Dither.NONE)
+        picture.save(IMAGES / 'dream.png', optimize=True)
       small = shown.resize((WIDTH // 2, HEIGHT // 2), Image.Resampling.LANCZOS)
       frames.append(small.quantize(COLOURS, dither=Image.Dither.NONE))
   frames[0].save(
