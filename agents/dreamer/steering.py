@@ -32,8 +32,8 @@ class Prediction(NamedTuple):
   A tree of observations is float32 and has no action mask.
 
   Attributes:
-    observation: observation of the step: at an observed step its reconstruction, at an imagined one the
-      imagined observation.
+    observation: the observation that the model's state holds: its numbers (the observed ones at an observed
+      step, else imagined), and images as the decoder reads them from the latent.
     reward: [] float32, reward that arrives at the step; it means nothing at FIRST.
     discount: [] float32, probability that the episode continues.
     values: [] float32, mean value of each head of the critics, by its name.
@@ -103,10 +103,8 @@ class Steering:
     observation, first = jax.tree.map(lambda x: jnp.asarray(x)[None], (observation, first))
     step, _ = model.observe(params, recurrent, observation, first, None)
     numbers = recurrent.latent.numbers
-    world = params['world_model']
-    decoded = model.decode(world, step.latent, step.previous, numbers, first)
     mask = observation_lib.action_mask(observation)
-    return self._predict(params, key, before, numbers, step, decoded, mask)
+    return self._predict(params, key, before, numbers, step, self._held(params, step), mask)
 
   def imagine(
     self,
@@ -140,11 +138,15 @@ class Steering:
       None if member is None else member[None],
       noise if sampled else None,
     )
-    networks = model.networks
-    _, images = model.rssm.decoder(world, step.latent, step.previous)
-    shown = networks.codec.assemble(networks.numbers.to_flat(step.latent.numbers), images)
-    mask = model.action_mask(world, step.features) if networks.has_mask else None
-    return self._predict(params, action_key, before, recurrent.latent.numbers, step, shown, mask)
+    mask = model.action_mask(world, step.features) if model.networks.has_mask else None
+    held = self._held(params, step)
+    return self._predict(params, action_key, before, recurrent.latent.numbers, step, held, mask)
+
+  def _held(self, params: Tree, step: rssm.Step) -> Tree:
+    """The observation [1, ...] that the model's state holds: its numbers, and images by the decoder."""
+    networks = self.dreamer.model.networks
+    _, images = self.dreamer.model.rssm.decoder(params['world_model'], step.latent, step.previous)
+    return networks.codec.assemble(networks.numbers.to_flat(step.latent.numbers), images)
 
   def _recurrent(self, before: Belief, action: jax.Array) -> rssm.Recurrent:
     encoded = self.dreamer.model.networks.actions.encode(jnp.asarray(action)[None])
