@@ -111,7 +111,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
   assert packed == code
   assert 'hephaestus/launch/report/assets/page.js' in packed
   shipped = [name for name in packed if '/interface/shipped/' in name]
-  assert sum(name.endswith('/params.safetensors') for name in shipped) == 3
+  assert sum(name.endswith('/params.safetensors') for name in shipped) == 4
 
 
 def test_users_own_modules_of_the_same_names_are_not_imported(wheel, workplace, tmp_path):

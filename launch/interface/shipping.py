@@ -24,10 +24,12 @@ class Recipe(NamedTuple):
   Attributes:
     steps: number of environment steps.
     overrides: config values by path, in addition to OVERRIDES.
+    agent: name of the agent.
   """
 
   steps: int
   overrides: dict[str, Any]
+  agent: str = 'dreamer'
 
 
 # By name of the environment, which is also the name of the shipped agent.
@@ -35,6 +37,7 @@ AGENTS = {
   'catch': Recipe(8_000, {}),
   'gymnax/CartPole-v1': Recipe(15_000, {}),
   'grid_world': Recipe(25_000, {'environment.size': 8, 'environment.num_resources': 8}),
+  'hackmatrix': Recipe(2_000_000, {'evaluator.period_steps': 98_304}, 'ppo'),
 }
 # Evaluations and checkpoints are timed by steps, so that the best one does not depend on a clock.
 OVERRIDES = {
@@ -58,7 +61,7 @@ def train(name: str, runs: pathlib.Path) -> training.Run:
   """
   recipe = AGENTS[name]
   return training.train(
-    name, steps=recipe.steps, seed=0, run=runs / name.replace('/', '-'), agent='dreamer', preset='laptop',
+    name, steps=recipe.steps, seed=0, run=runs / name.replace('/', '-'), agent=recipe.agent, preset='laptop',
     set=OVERRIDES | recipe.overrides, fused=True,
   )  # fmt: skip
 

@@ -46,7 +46,7 @@ def add_agent(parser: argparse.ArgumentParser) -> None:
     'run',
     type=pathlib.Path,
     help='folder of a run or of an exported policy, or the name of an agent that comes with the package: '
-    'catch, grid_world or gymnax/CartPole-v1',
+    'catch, grid_world, hackmatrix or gymnax/CartPole-v1',
   )
   parser.add_argument(
     '--checkpoint', metavar='best|STEP', help='by evaluation or by update (default: the newest)'

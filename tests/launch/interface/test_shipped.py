@@ -13,8 +13,8 @@ from hephaestus.launch import main
 from hephaestus.launch.interface import exported, places, shipping, training
 from hephaestus.launch.report import evaluate
 
-# Below what the policies reach: 1.0, 500 and 6.8; a random policy has -0.6, 23 and 1.0.
-LEAST_RETURN = {'catch': 0.9, 'gymnax/CartPole-v1': 400.0, 'grid_world': 6.0}
+# Below what the policies reach: 1.0, 500, 8.4 and -0.8; a random policy has -0.6, 23, 1.0 and -2.6.
+LEAST_RETURN = {'catch': 0.9, 'gymnax/CartPole-v1': 400.0, 'grid_world': 6.0, 'hackmatrix': -1.4}
 EPISODES = 32
 
 
@@ -43,7 +43,7 @@ def test_shipped_agent_plays_well(empty, name):
 
 def test_shipped_agents_are_small():
   sizes = [file.stat().st_size for file in places.SHIPPED.rglob('*') if file.is_file()]
-  assert sum(sizes) < 9e6
+  assert sum(sizes) < 10e6
 
 
 def test_shipped_agent_acts(empty):
@@ -76,7 +76,7 @@ def test_unknown_name_is_refused_with_the_shipped_ones(empty, capsys):
     assert run(*command) == 2
     printed = capsys.readouterr().err
     assert 'cach: is not the folder of a run or of an exported policy' in printed
-    assert printed.endswith('those are catch, grid_world, gymnax/CartPole-v1\n')
+    assert printed.endswith('those are catch, grid_world, gymnax/CartPole-v1, hackmatrix\n')
 
 
 def test_folder_goes_before_a_shipped_agent_of_its_name(empty):
