@@ -96,7 +96,8 @@ class ExperimentConfig:
 
   Attributes:
     agent_name: name of the agent, as given to `--agent`; see `records.find_record`.
-    environment: key `name`: name of the environment; other keys: its options, a number or [[step, value], ...].
+    environment: key `name`: name of the environment; other keys: its options. In place of a number an option
+      may have a schedule, [[step, value], ...].
     agent: sizes and constants of the agent, of the class `config_class` of its record.
     replay: strata, replay ratio and servers of replay.
     learner: optimizers and periods of the learner, of the class `learner_class` of the agent's record.
@@ -236,10 +237,13 @@ class ExperimentConfig:
     return dataclasses.replace(self, environment={**self.environment, **values})
 
   def make_environment(self):
-    """Makes the run's environment, with the last value of each schedule; ValueError for an unknown name or option, or an impossible value.
+    """Makes the run's environment, with the last value of each schedule.
 
     One that is stepped on the host is asked for its specs by the first call only, since an instance of
     it may be a program that starts slowly; the answers travel to the nodes with this config.
+
+    Raises:
+      ValueError: the name or an option is unknown, or a value is impossible.
     """
     from hephaestus.actors.environments import host  # which imports JAX
 

@@ -155,6 +155,10 @@ def _read(path: pathlib.Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
   return arrays, header
 
 
+def _by_older(version: object) -> str:
+  return f'by an older version of hephaestus (format {version}; now {VERSION})'
+
+
 class Checkpointer:
   """The checkpoints of one run, newest last; each is complete or not there at all.
 
@@ -299,10 +303,9 @@ class Checkpointer:
     steps = self.steps()[::-1] if step is None else [step]
     for step in steps:
       place = self._directory / str(step)
-      older = f'by an older version of hephaestus (format {{}}; now {VERSION})'
       if (place / _OLDER).is_dir():
         raise ValueError(
-          f'checkpoint {place}: it was saved {older.format("below 5")}; choose another run folder'
+          f'checkpoint {place}: it was saved {_by_older("below 5")}; choose another run folder'
         )
       try:
         arrays, header = _read(place / STATE)
@@ -327,7 +330,7 @@ class Checkpointer:
         name, (needed, found) = next(iter(misfits.items()))
         why = 'with another configuration, or by a version whose network differs'
         if version < VERSION:
-          why = f'{older.format(version)}, or otherwise {why}'
+          why = f'{_by_older(version)}, or otherwise {why}'
         raise ValueError(
           f'checkpoint {place}: {name} should be {needed} and is {found}; '
           f'it was saved {why}; choose another run folder'

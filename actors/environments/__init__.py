@@ -340,7 +340,8 @@ def options(name: str) -> dict[str, Any]:
     name: see `make`.
 
   Returns:
-    Option -> default; empty for an instance that was registered, and empty for a family of `HOST_FAMILIES`, whose options are not known.
+    Option -> default. Empty for an instance that was registered, and for a family of `HOST_FAMILIES`, whose
+    options are not known.
 
   Raises:
     ValueError: there is no such environment, or its family's package is not installed.

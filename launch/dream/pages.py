@@ -10,8 +10,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
 from hephaestus.launch.dream import session as session_lib
 from hephaestus.launch.interface import policy as policy_lib
 from hephaestus.launch.report import server
@@ -149,7 +147,7 @@ def make_app(sessions: Sessions, token: str) -> server.App:
     return move
 
   static = [PAGE / name for name in ('index.html', 'dream.css', 'dream.js')]
-  static += [server.PAGE / name for name in ('page.css', 'icon.svg')]
+  static += [server.PAGE / name for name in server.SHARED]
   routes = [
     *map(file, static),
     routing.Route('/api/sessions', begin, methods=['POST']),
@@ -178,9 +176,9 @@ def serve(path: pathlib.Path, checkpoint: str | None, *, seed: int, port: int) -
     ValueError: as `policy.load` and `session.Programs`; or the port cannot be used.
   """
   session_lib.check(path, policy_lib.load_config(path))  # loading takes seconds
-  # So that the second start on a machine compiles nothing.
-  jax.config.update('jax_compilation_cache_dir', variables.COMMON.get('JAX_COMPILATION_CACHE_DIR'))
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
+  variables.keep_compiled(
+    least_seconds=0.1
+  )  # so that the second start on a machine compiles nothing
   programs = session_lib.Programs(policy_lib.load(path, checkpoint))
   print('hephaestus dream: compiles the model', file=sys.stderr, flush=True)
   session = session_lib.Session(programs, seed)

@@ -313,7 +313,7 @@ def make_app(dashboard: Dashboard, token: str) -> server.App:
     return responses.FileResponse(found[0], media_type=found[1])
 
   uplot = _uplot()
-  static = [server.PAGE / name for name in ('index.html', 'page.css', 'page.js', 'icon.svg')]
+  static = [server.PAGE / name for name in ('index.html', 'page.js', *server.SHARED)]
   static += [uplot / 'uPlot.iife.js', uplot / 'uPlot.min.css']
   routes = [
     *map(file, static),

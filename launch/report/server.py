@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Seque
 from typing import Any
 
 PAGE = pathlib.Path(__file__).parent / 'assets'  # a report uses its style, too
+SHARED = ('elements.js', 'page.css', 'icon.svg')  # files of PAGE that all pages use
 HEADERS = {
   'Content-Security-Policy': "default-src 'none'; script-src 'self'; style-src 'self'; "
   "img-src 'self'; media-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "

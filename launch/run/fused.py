@@ -546,8 +546,7 @@ def _prepare_process(config: launch_config.ExperimentConfig) -> None:
     os.environ.setdefault(name, value)
   if not config.accelerator:
     jax.config.update('jax_platforms', 'cpu')
-  jax.config.update('jax_compilation_cache_dir', variables.COMMON.get('JAX_COMPILATION_CACHE_DIR'))
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
+  variables.keep_compiled()
 
 
 class _Interrupts:

@@ -38,8 +38,7 @@ def check_environment(config: launch_config.ExperimentConfig) -> list[str]:
   if not config.accelerator or not config.fused:
     jax.config.update('jax_platforms', 'cpu')  # an accelerator is the learner's, not the launcher's
   # Compilation takes most of the time, and is the same at every start.
-  jax.config.update('jax_compilation_cache_dir', variables.COMMON.get('JAX_COMPILATION_CACHE_DIR'))
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
+  variables.keep_compiled()
   environment = config.make_environment()
   _check_schedules(config, environment)
   name = config.environment['name']

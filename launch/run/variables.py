@@ -29,12 +29,13 @@ def _cache() -> pathlib.Path | None:
 
 
 CACHE = _cache()
+LEAST_SECONDS = 0.5  # of compiling a program that is kept
 COMMON = {
   'TF_CPP_MIN_LOG_LEVEL': '3',
   'GRPC_VERBOSITY': 'ERROR',
   'PYTHONUNBUFFERED': '1',
   **({} if CACHE is None else {'JAX_COMPILATION_CACHE_DIR': str(CACHE)}),
-  'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.5',
+  'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': str(LEAST_SECONDS),
 }
 # Without these, Reverb keeps the memory that it frees; docs/design.md has the figures.
 FRUGAL = {
@@ -50,6 +51,18 @@ ONE_THREAD = {
   'OMP_NUM_THREADS': '1',
 }
 CPU_ONLY = {'JAX_PLATFORMS': 'cpu', 'CUDA_VISIBLE_DEVICES': ''}
+
+
+def keep_compiled(least_seconds: float = LEAST_SECONDS) -> None:
+  """Keeps the programs that this process compiles in CACHE, as nodes do by their environment variables.
+
+  Args:
+    least_seconds: seconds of compiling from which on a program is kept.
+  """
+  import jax  # not by launchers of programs that do not need it
+
+  jax.config.update('jax_compilation_cache_dir', COMMON.get('JAX_COMPILATION_CACHE_DIR'))
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', least_seconds)
 
 
 def of_node(name: str, config: launch_config.ExperimentConfig) -> dict[str, str]:

@@ -6,7 +6,6 @@ const FEW = 24;  // numbers that are shown as a table; more are shown as maps
 const ARROWS = {up: 'ArrowUp', down: 'ArrowDown', left: 'ArrowLeft', right: 'ArrowRight'};
 const SIGNS = {ArrowUp: '↑', ArrowDown: '↓', ArrowLeft: '←', ArrowRight: '→'};
 const SIDES = ['real', 'dream'];
-const find = (id) => document.getElementById(id);
 const steps = [];  // by index, as the server sent them
 let session = null;
 let about = null;
@@ -16,16 +15,6 @@ let busy = false;
 let playing = false;
 let largest = [];  // of the numbers of an observation so far, by position
 
-function make(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name in element && typeof value !== 'string') element[name] = value;
-    else element.setAttribute(name, value);
-  }
-  element.append(...children);
-  return element;
-}
-
 function number(value) {
   if (value === null || value === undefined) return '–';
   const size = Math.abs(value);
@@ -33,8 +22,6 @@ function number(value) {
   if (size < 5e-4) return '0';
   return String(+value.toPrecision(3));
 }
-
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
 function say(text) {
   find('message').textContent = text;

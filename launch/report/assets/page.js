@@ -4,27 +4,12 @@
 const PERIOD = 5000;  // milliseconds between two requests; each costs the run about 50 ms of a core
 const KEPT = 150;  // reports on replay in its charts
 const COLOURS = 7;
-const find = (id) => document.getElementById(id);
 const axis = find('axis');
 const environment = find('environment');
 const hidden = new Set();  // groups that the legend switches off
 const charts = new Map();  // by key
 let runs = null;  // the newest answers
 let curves = null;
-
-function make(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name in element && typeof value !== 'string') element[name] = value;
-    else element.setAttribute(name, value);
-  }
-  element.append(...children);
-  return element;
-}
-
-function colour(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-}
 
 function faded(hex, share) {
   return hex + Math.round(255 * share).toString(16).padStart(2, '0');
