@@ -222,11 +222,13 @@ class Play:
         )  # fmt: skip
     mean = lambda parts: float(np.concatenate(parts).mean())
     episode_return, episode_length = mean(returns), mean(lengths)
+    own = {name: mean(parts) for name, parts in metrics.items()}
     score = None
     if self.reference is not None:
-      scored = episode_length if self._environment.is_scored_by_length else episode_return
+      compared = {'return': episode_return, 'length': episode_length}
+      by = self._environment.scored_by
+      scored = compared[by] if by in compared else own[rollout.METRICS + by]
       score = float(wrappers.normalised_score(scored, self.reference))
-    own = {name: mean(parts) for name, parts in metrics.items()}
     return Evaluation(episode_return, episode_length, score, own)
 
   @functools.cached_property

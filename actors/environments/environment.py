@@ -136,9 +136,13 @@ class Environment(abc.ABC):
     return False
 
   @property
-  def is_scored_by_length(self) -> bool:
-    """Whether scores compare episode lengths, not returns, because staying alive is the task."""
-    return False
+  def scored_by(self) -> str:
+    """Name of the quantity that scores compare.
+
+    It is 'return'; 'length' where staying alive is the task; or a name in `metrics`, whose values are summed
+    over an episode.
+    """
+    return 'return'
 
   @property
   def metrics(self) -> Mapping[str, str]:

@@ -118,8 +118,8 @@ class Oasis(environment.Environment):
     return ('up', 'down', 'left', 'right', 'stay')
 
   @property
-  def is_scored_by_length(self) -> bool:
-    return True
+  def scored_by(self) -> str:
+    return 'length'
 
   def reset(self, key: chex.PRNGKey) -> tuple[State, environment.TimeStep]:
     den, *random = jax.random.bits(key, (4,), jnp.uint32)

@@ -69,8 +69,8 @@ class AutoReset(Environment):
     return self.environment.action_names
 
   @property
-  def is_scored_by_length(self) -> bool:
-    return self.environment.is_scored_by_length
+  def scored_by(self) -> str:
+    return self.environment.scored_by
 
   @property
   def metrics(self) -> Mapping[str, str]:
@@ -182,8 +182,8 @@ class TimeLimit(Environment):
     return self.environment.action_names
 
   @property
-  def is_scored_by_length(self) -> bool:
-    return self.environment.is_scored_by_length
+  def scored_by(self) -> str:
+    return self.environment.scored_by
 
   @property
   def has_costly_reset(self) -> bool:
@@ -396,7 +396,7 @@ def _is_stuck(environment: Environment, timestep: TimeStep) -> jax.Array:
 class ReferenceReturns(NamedTuple):
   """Mean undiscounted episode returns of two policies, by which scores are normalised.
 
-  If the environment `is_scored_by_length`, they are mean episode lengths.
+  They are means of whatever else the environment is `scored_by`.
 
   Attributes:
     random: mean of the random policy.
@@ -408,7 +408,7 @@ class ReferenceReturns(NamedTuple):
 
 
 def normalised_score(return_: chex.Numeric, reference: ReferenceReturns) -> chex.Numeric:
-  """Normalised return, or length: 0 is the mean of the random policy, 1 the mean of the scripted policy.
+  """Normalised return: 0 is the mean of the random policy, 1 the mean of the scripted policy.
 
   score = (return − random) / (scripted − random)
   """
@@ -418,7 +418,7 @@ def normalised_score(return_: chex.Numeric, reference: ReferenceReturns) -> chex
 def reference_returns(
   environment: Environment, *, num_episodes: int = 512, seed: int = 0
 ) -> ReferenceReturns | None:
-  """Mean returns, or lengths, of full episodes of the random and of the scripted policy.
+  """Mean returns, see `ReferenceReturns`, of full episodes of the random and of the scripted policy.
 
   Args:
     environment: environment with or without auto-reset.
@@ -462,7 +462,7 @@ def _episode_returns(
   """Plays N episodes of the random policy and N of the scripted policy.
 
   Returns:
-    [2, N] float32 returns, or lengths; and [2, N] bool, whether each episode has ended.
+    [2, N] float32 returns, see `ReferenceReturns`; and [2, N] bool, whether each episode has ended.
   """
   size = 2 * num_episodes
   is_scripted = jnp.arange(size) >= num_episodes
@@ -484,7 +484,8 @@ def _episode_returns(
     action = jax.vmap(choose)(action_keys, is_scripted, env_state, observation)
     step_keys = jax.random.split(step_key, size)
     env_state, timestep = jax.vmap(environment.step)(step_keys, env_state, action)
-    gained = 1.0 if environment.is_scored_by_length else timestep.reward
+    own = {'return': timestep.reward, 'length': jnp.ones(size)} | dict(timestep.metrics)
+    gained = own[environment.scored_by]
     returns = returns + jnp.where(is_over, 0.0, gained)
     is_over = is_over | timestep.last()
     return key, num_steps + 1, env_state, timestep.observation, returns, is_over

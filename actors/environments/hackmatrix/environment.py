@@ -108,6 +108,10 @@ class HackMatrix(options.Options, environment.Environment):
     return ACTION_NAMES
 
   @property
+  def scored_by(self) -> str:
+    return 'stages_completed'
+
+  @property
   def metrics(self) -> Mapping[str, str]:
     """Parts of the return; shares of steps by action, and of those at which a siphon is legal; stages.
 

@@ -780,3 +780,10 @@ def test_frame_shows_the_board():
   assert frame.shape == (240, 336, 3) and frame.dtype == np.uint8
   cells = (frame != empty)[:, :240].any(-1).reshape(6, 40, 6, 40).any((1, 3))[::-1]
   assert {(4, 4), (3, 3), (2, 2)} == set(zip(*np.nonzero(cells), strict=True))
+
+
+def test_score_counts_completed_stages():
+  reference = wrappers.reference_returns(hackmatrix.make(), num_episodes=64)
+  # Returns of both policies are below -1.5. The script completes the empty first stage, and few more.
+  assert 0 <= reference.random < 0.3
+  assert 1 <= reference.scripted < 1.3
