@@ -319,9 +319,11 @@ def test_videos_are_served_only_from_their_folder(folder, serve):
   (folder / 'videos' / '80-dream.gif').write_bytes(b'GIF89a no video')
   served = serve(folder)
   videos = served.json('api/runs')['runs'][0]['videos']
-  assert {(video['name'], video['update'], video['dream']) for video in videos} == {
-    ('70.gif', 70, False),
-    ('80-dream.gif', 80, True),
+  assert {
+    (video['source'].partition('?')[0], video['update'], video['dream']) for video in videos
+  } == {
+    ('video/0/70.gif', 70, False),
+    ('video/0/80-dream.gif', 80, True),
   }
   status, content, response = served.ask('video/0/70.gif')
   assert (
@@ -388,7 +390,7 @@ def test_run_shows_states_and_events_of_its_nodes(folder, serve):
 
 def test_numbers_are_rounded_to_five_digits():
   values = np.array([0.0, 1.23456789, -98765432.1, 1.23456789e-7, 25_000_123.0])
-  assert dashboard.rounded(values) == [0.0, 1.2346, -98765432.0, 1.2346e-07, 25_000_123.0]
+  assert panels.rounded(values) == [0.0, 1.2346, -98765432.0, 1.2346e-07, 25_000_123.0]
 
 
 def test_dashboard_names_bad_input(folder, tmp_path, monkeypatch, capsys):
