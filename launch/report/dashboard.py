@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from hephaestus.launch.files import folder as folder_lib
-from hephaestus.launch.files import history, metrics
+from hephaestus.launch.files import history
 from hephaestus.launch.inspect import targets
 from hephaestus.launch.report import curves, panels, server
 
@@ -108,10 +108,8 @@ class Dashboard:
       index: index of the run.
 
     Returns:
-      {'report': see `live.Inspection.report`, 'cells', 'numbers', 'distributions', 'moving': results
-      of the functions of `terminal` with these names, 'times': [{'name', 'shares': {ACTIVITY: share}}]
-      of the worker threads}, or {'error': the reason}. For a fused run that is not running, the first
-      three are by `device_replay`, the others empty, and 'saved' is when its checkpoints changed last.
+      The result of `terminal.for_page`, or {'error': the reason}. A fused run that is not running is
+      reported by its newest checkpoint.
     """
     return self._reports[index].newest()
 
@@ -179,6 +177,7 @@ class _Reports:
     self._lock = threading.Lock()
     self._at = -np.inf
     self._newest: dict[str, Any] = {}
+    self._saved: int | None = None  # when the checkpoints of a fused run had changed last
 
   def newest(self) -> dict[str, Any]:
     with self._lock:
@@ -190,47 +189,23 @@ class _Reports:
   def _read(self) -> dict[str, Any]:
     if not (self._folder / folder_lib.CONFIG).exists():
       return {'error': panels.gone(self._folder)}
-    from hephaestus.launch.inspect import live, terminal  # JAX and Reverb
+    from hephaestus.launch.inspect import device_replay, live, terminal  # JAX and Reverb
 
     try:
       if targets.is_kept_on_a_device(str(self._folder)) and not folder_lib.is_running(self._folder):
-        return self._read_stopped_fused_run()
+        checkpoints = self._folder / 'checkpoints'
+        saved = checkpoints.stat().st_mtime_ns if checkpoints.exists() else None
+        if saved is None or self._saved != saved:  # a checkpoint takes a while to read
+          self._newest = terminal.for_page(device_replay.read(str(self._folder)))
+          self._saved = saved
+        return self._newest
       if self._inspection is None:
         self._inspection = live.Inspection(
           str(self._folder), timeout_seconds=2.0, read_seconds=READ_SECONDS
         )
-      found = self._inspection.report()
+      return terminal.for_page(self._inspection.report())
     except (ValueError, OSError) as error:  # of which ConnectionError is one
       return {'error': str(error)}
-    return {
-      'report': metrics.plain(found),
-      'cells': terminal.cells(found),
-      'numbers': terminal.numbers(found),
-      'distributions': terminal.distributions(found),
-      'moving': metrics.plain(terminal.moving(found)),
-      'times': [
-        {'name': f'table {name}', 'shares': shares}
-        for name, shares in terminal.worker_times(found).items()
-      ],
-    }
-
-  def _read_stopped_fused_run(self) -> dict[str, Any]:
-    from hephaestus.launch.inspect import device_replay  # JAX
-
-    checkpoints = self._folder / 'checkpoints'
-    saved = checkpoints.stat().st_mtime_ns if checkpoints.exists() else None
-    if saved is None or self._newest.get('saved') != saved:  # a checkpoint takes a while to read
-      found = device_replay.read(str(self._folder)) | {'time': time.time()}
-      self._newest = {
-        'saved': saved,
-        'report': metrics.plain(found),
-        'cells': device_replay.cells(found),
-        'numbers': device_replay.numbers(found),
-        'distributions': [],
-        'moving': {},
-        'times': [],
-      }
-    return self._newest
 
 
 def make_app(dashboard: Dashboard, token: str) -> server.App:
