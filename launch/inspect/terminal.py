@@ -344,7 +344,7 @@ def _curves(reports: Sequence[Reported], width: int) -> rich.text.Text:
   """A curve of blocks for each number of `moving`, the newest at the right."""
   columns = [moving(report) for report in list(reports)[-width:]]
   lines = []
-  for name in ('inserts/s', 'samples/s', 'replay ratio', 'throttled', 'starved'):
+  for name in dict.fromkeys(itertools.chain(*columns)):
     values = [column.get(name) for column in columns]
     is_share = name in ('throttled', 'starved')
     top = 1.0 if is_share else max((value for value in values if value is not None), default=0.0)

@@ -217,12 +217,6 @@ def make_app(dashboard: Dashboard, token: str) -> server.App:
   """
   from starlette import applications, exceptions, requests, responses, routing
 
-  def file(path: pathlib.Path) -> routing.Route:
-    return routing.Route(
-      '/' if path.name == 'index.html' else f'/{path.name}',
-      lambda request: responses.FileResponse(path),
-    )
-
   def place(request: requests.Request, value: str) -> int:
     if value not in map(str, range(len(dashboard))):
       raise exceptions.HTTPException(404, f'run {value}: no such run')
@@ -256,7 +250,7 @@ def make_app(dashboard: Dashboard, token: str) -> server.App:
     return responses.FileResponse(found[0], media_type=found[1])
 
   routes = [
-    *map(file, files()),
+    *server.static(files()),
     routing.Route('/api/runs', runs),
     routing.Route('/api/curves', curves),
     routing.Route('/api/replay/{run}', replay),

@@ -58,10 +58,14 @@ def draw_lines(
     The content of a PNG file.
   """
   from matplotlib import figure as figures
+  from matplotlib import layout_engine
 
   palette = _palette()
   figure = figures.Figure(
-    figsize=SIZE, dpi=DOTS_PER_INCH, facecolor=palette['card'], layout='constrained'
+    figsize=SIZE,
+    dpi=DOTS_PER_INCH,
+    facecolor=palette['card'],
+    layout=layout_engine.ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1),
   )
   axes = figure.add_subplot(facecolor=palette['card'])
   for line in lines:

@@ -87,6 +87,17 @@ class Guard:
     return None
 
 
+def static(files: Sequence[pathlib.Path]) -> list[Any]:
+  """Routes that serve files by their names, index.html at '/'."""
+  from starlette import responses, routing
+
+  def route(path: pathlib.Path) -> routing.Route:
+    address = '/' if path.name == 'index.html' else f'/{path.name}'
+    return routing.Route(address, lambda request: responses.FileResponse(path))
+
+  return list(map(route, files))
+
+
 def check_packages(extra: str, *names: str) -> None:
   """Raises ValueError if a package of an extra is not installed; names both."""
   for name in names:

@@ -338,12 +338,15 @@ function drawTables() {
 // Replay
 
 const reports = [];
-const replayCharts = ['inserts/s', 'samples/s', 'replay ratio', 'waiting'].map((name) => {
-  const title = name === 'waiting' ? 'share of time inserts are blocked, sampling is blocked' : name;
-  const chart = new Chart(title, 104, null, ' s');
-  find('replay-charts').append(chart.element);
-  return [name, chart];
-});
+const replayCharts = new Map();  // by the names of numbers in `moving`
+
+function replayChart(name) {
+  if (!replayCharts.has(name)) {
+    replayCharts.set(name, new Chart(name, 104, null, ' s'));
+    find('replay-charts').append(replayCharts.get(name).element);
+  }
+  return replayCharts.get(name);
+}
 
 function drawReplay(answer) {
   const failed = 'error' in answer;
@@ -368,14 +371,13 @@ function drawReplay(answer) {
     if (reports.length > KEPT) reports.shift();
   }
   const places = reports.map((report) => report.time - answer.report.time);
-  const column = (name) => reports.map((report) => report.moving[name] ?? null);
-  for (const [name, chart] of replayCharts) {
-    const names = name === 'waiting' ? ['throttled', 'starved'] : [name];
-    const columns = names.flatMap((each) => [column(each), column(each), column(each)]);
-    // A stopped run has one report, and no curve.
-    chart.element.hidden = !columns.some((each) => each.filter((value) => value !== null).length > 1);
-    if (chart.element.hidden) continue;
-    chart.draw(names.map((each, index) => ({colour: index, name: each, seeds: 0})), [places, ...columns]);
+  for (const chart of replayCharts.values()) chart.element.hidden = true;
+  // The first report has no rates.
+  for (const name of Object.keys(answer.moving)) {
+    const column = reports.map((report) => report.moving[name] ?? null);
+    if (column.filter((value) => value !== null).length < 2) continue;
+    replayChart(name).element.hidden = false;
+    replayChart(name).draw([{colour: 0, name, seeds: 0}], [places, column, column, column]);
   }
   drawTimes(answer.times);
 }
@@ -493,7 +495,7 @@ find('replay-run').addEventListener('change', () => {
   stepReplay();
 });
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => {
-  for (const chart of [...charts.values(), ...replayCharts.map(([, each]) => each)]) chart.remake();
+  for (const chart of [...charts.values(), ...replayCharts.values()]) chart.remake();
 });
 if (stored) {
   runs = stored;
