@@ -1,21 +1,16 @@
 """Speed of the dreamer's update on this device, compared with a plain matrix product.
 
-    python -m hephaestus.learner.bench --size 1m --ensemble 1
-
 The batch is random and already on the device, so this measures only the update; it needs neither
 environments nor replay, and so none of their libraries.
 """
 
-import argparse
 import dataclasses
 import functools
-import json
 import math
 import os
 import pathlib
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -112,7 +107,6 @@ class Work:
     horizon: int | None = None,
     batch: int | None = None,
     length: int | None = None,
-    dtype: str | None = None,
   ) -> 'Work':
     """A copy in which the arguments that are not None replace settings.
 
@@ -121,7 +115,6 @@ class Work:
       horizon: number of steps of the longest imagination rollout.
       batch: number of sequences in a batch.
       length: T, time steps of a sequence.
-      dtype: compute dtype of the networks, 'float32' or 'bfloat16'.
 
     Raises:
       ValueError: a value is out of range; the message names it.
@@ -138,8 +131,6 @@ class Work:
         'horizon_min': min(horizon, self.agent.horizon_min),
         'steps_per_chunk': max(steps for steps in chunks if horizon % steps == 0),
       }
-    if dtype is not None:
-      agent['compute_dtype'] = dtype
     learner: dict[str, Any] = {} if batch is None else {'batch_size': batch}
     if length is not None and length < 2:
       raise ValueError(f'--length {length}: must be at least 2')
@@ -458,37 +449,3 @@ def to_rows(figures: list[Figure]) -> list[dict[str, Any]]:
   """Converts figures to dicts for JSON: their fields, `ratio`, and `machine`, see `machine`."""
   here = machine()
   return [each._asdict() | {'ratio': each.ratio, 'machine': here} for each in figures]
-
-
-def main(arguments: list[str]) -> int:
-  """Runs `python -m hephaestus.learner.bench`; returns 0, or 2 after naming bad input in one line."""
-  parser = argparse.ArgumentParser('learner.bench', description=__doc__, allow_abbrev=False)
-  parser.add_argument('--size', default='laptop', help=f'{", ".join(dreamer_config.SIZES)}')
-  parser.add_argument('--ensemble', type=int, metavar='K', help='prior heads of the ensemble')
-  parser.add_argument('--horizon', type=int, metavar='H', help='longest imagination horizon')
-  parser.add_argument('--batch', type=int, metavar='B', help='sequences')
-  parser.add_argument('--length', type=int, metavar='T', help='time steps of a sequence')
-  parser.add_argument('--dtype', help='float32 or bfloat16')
-  parser.add_argument('--boredom', type=float, nargs='+', default=[0.0], metavar='B')
-  parser.add_argument('--seconds', type=float, default=5.0, help='of each measurement')
-  parser.add_argument(
-    '--phases', action='store_true', help='also world model and imagination by themselves'
-  )
-  parser.add_argument('--json', action='store_true')
-  given = vars(parser.parse_args(arguments))
-  as_json = given.pop('json')
-  measured = {name: given.pop(name) for name in ('boredom', 'seconds', 'phases')}
-  try:
-    figures = update(Work.of_size(given.pop('size')).changed(**given), **measured)
-  except ValueError as error:
-    print(f'learner.bench: {error}', file=sys.stderr)
-    return 2
-  if as_json:
-    print(json.dumps(to_rows(figures)))
-  else:
-    show(figures)
-  return 0
-
-
-if __name__ == '__main__':
-  sys.exit(main(sys.argv[1:]))

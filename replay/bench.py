@@ -66,7 +66,7 @@ def measure(
     ValueError: a value cannot be measured; the message names its flag.
     RuntimeError: a server did not answer in time.
   """
-  _check(shards, writers, megabytes, batch_size, stored, seconds)
+  _check(shards, writers, stored, seconds)
   # Processes fork from one that has imported everything, including what replay imports late, and
   # has run nothing.
   processes = multiprocessing.get_context('forkserver')
@@ -110,7 +110,7 @@ def by_size(sizes: Sequence[int], *, batch_size: int, seconds: float) -> list[Ro
   """
   if min(sizes) < _GROUP:
     raise ValueError(f'--sizes {" ".join(map(str, sizes))}: each must be at least {_GROUP}')
-  _check([1], [1], [1.0], batch_size, stored=2, seconds=seconds)
+  _check([1], [1], stored=2, seconds=seconds)
   processes = multiprocessing.get_context('forkserver')
   processes.set_forkserver_preload([__name__, 'reverb'])
   nbytes = columns_lib.Columns(_SMALL).nbytes
@@ -185,22 +185,11 @@ def _reverb_while_stored(
     return {'sample': (per_second, sum(used.values())), 'insert': inserted}
 
 
-def _check(
-  shards: Sequence[int],
-  writers: Sequence[int],
-  megabytes: Sequence[float],
-  batch_size: int,
-  stored: int,
-  seconds: float,
-) -> None:
+def _check(shards: Sequence[int], writers: Sequence[int], stored: int, seconds: float) -> None:
   """Raises ValueError if a value cannot be measured; names its flag."""
   for name, values in (('--shards', shards), ('--writers', writers)):
     if not values or min(values) < 1:
       raise ValueError(f'{name} {" ".join(map(str, values))}: each must be at least 1')
-  if not megabytes or not 0 < min(megabytes) <= max(megabytes) < float('inf'):
-    raise ValueError(f'--parameters {" ".join(map(str, megabytes))}: each must be positive MB')
-  if batch_size < 2:
-    raise ValueError(f'--batch {batch_size}: must be at least 2, one sequence of each stratum')
   if stored < 2 * max(shards):
     raise ValueError(f'--stored {stored}: use at least {2 * max(shards)}, two for each shard')
   if not 0 < seconds < float('inf'):

@@ -1,14 +1,21 @@
 """`hephaestus bench`: the throughput of each part, compared with its limit."""
 
 import argparse
-import os
+import functools
 import pathlib
 import re
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from hephaestus.launch import records
 from hephaestus.launch.run import flags
+
+Figures = Callable[[argparse.Namespace], Any]
+CHANGES = ('ensemble', 'horizon', 'batch', 'length')  # flags that change a named size
+NEED_NONE = 'bench learner, env, learning, dreams and accelerator need none of it'
+PARAMETERS = (5.0, 40.0, 140.0)  # MB that `bench replay` publishes
+BATCH, LENGTH = 256, 50  # sequences that it samples, and their steps
 
 
 def add(commands: Any) -> None:
@@ -18,21 +25,50 @@ def add(commands: Any) -> None:
   )
   targets = bench.add_subparsers(dest='target', required=True)
   for add_one in (
-    _add_env, _add_replay, _add_learner, _add_end_to_end, _add_learning, _add_dreams, _add_scaling,
-    _add_accelerator,
+    _add_env, _add_replay, _add_learner, _add_end_to_end, _add_learning, _add_dreams, _add_accelerator,
   ):  # fmt: skip
-    add_one(targets)
-  bench.set_defaults(call=_bench)
+    add_one(functools.partial(targets.add_parser, allow_abbrev=False))
 
 
-def _add_measured(
-  parser: argparse.ArgumentParser, seconds: float = 5.0, what: str = 'of each measurement'
+def _measures(
+  parser: argparse.ArgumentParser,
+  figures: Figures,
+  limit: str,
+  seconds: float = 5.0,
+  what: str = 'of each measurement',
 ) -> None:
-  """Adds --seconds and --json."""
+  """Adds --seconds and --json, and makes the parser's command show figures.
+
+  Args:
+    parser: parser of the command.
+    figures: measures, and returns figures.
+    limit: what the figures are compared with.
+    seconds: default of --seconds.
+    what: help of --seconds.
+  """
   parser.add_argument(
     '--seconds', type=float, default=seconds, help=f'{what} (default: {seconds:g})'
   )
   parser.add_argument('--json', action='store_true')
+  parser.set_defaults(call=functools.partial(_show, figures, limit))
+
+
+def _show(figures: Figures, limit: str, arguments: argparse.Namespace) -> int:
+  """Measures, and prints the figures."""
+  from hephaestus.launch.files import metrics
+  from hephaestus.launch.run import packages
+  from hephaestus.learner import bench as learner_bench
+
+  if arguments.target in ('end-to-end', 'replay'):
+    packages.check_distributed(f'bench {arguments.target}', NEED_NONE)
+  measured = figures(arguments)
+  if arguments.json:
+    print(metrics.to_json(learner_bench.to_rows(measured)))
+  else:
+    learner_bench.show(measured)
+    if any(figure.limit is not None for figure in measured):
+      print(f'limit: {limit}')
+  return 0
 
 
 def _add_config(parser: argparse.ArgumentParser) -> None:
@@ -42,18 +78,8 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
   parser.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE')
 
 
-def _add_sizes(parser: argparse.ArgumentParser, size: str) -> None:
-  """Adds --size, of which `size` is the help, and the flags CHANGES that change a named size."""
-  parser.add_argument('--size', help=size)
-  parser.add_argument('--ensemble', type=int, metavar='K', help='prior heads of the ensemble')
-  parser.add_argument('--horizon', type=int, metavar='H', help='longest imagined horizon')
-  parser.add_argument('--batch', type=int, metavar='B', help='sequences per device')
-  parser.add_argument('--length', type=int, metavar='T', help='steps of a sequence')
-  parser.add_argument('--dtype', help='float32 or bfloat16')
-
-
-def _add_env(targets: Any) -> None:
-  env = targets.add_parser('env', allow_abbrev=False, help='environment steps per second')
+def _add_env(add: Any) -> None:
+  env = add('env', help='environment steps per second')
   env.add_argument(
     '--env', nargs='+', default=['catch'], help='environments, each as of train (default: catch)'
   )
@@ -62,56 +88,56 @@ def _add_env(targets: Any) -> None:
     help='parallel environments (default: 256 2048)',
   )  # fmt: skip
   env.add_argument('--set', nargs='+', action='extend', default=[], metavar='environment.KEY=VALUE')
-  _add_measured(env)
-
-
-def _add_replay(targets: Any) -> None:
-  replay = targets.add_parser(
-    'replay', allow_abbrev=False, help='sequences and parameters per second of replay servers'
+  limit = (
+    'the rate at which observations could be copied, by the bandwidth of copying measured here'
   )
+  _measures(env, _environment_figures, limit)
+
+
+def _add_replay(add: Any) -> None:
+  replay = add('replay', help='sequences and parameters per second of replay servers')
   replay.add_argument(
     '--env', default='catch', help='environment of the sequences (default: catch)'
   )
   replay.add_argument('--shards', type=int, nargs='+', default=[1, 2, 4], metavar='S')
   replay.add_argument('--writers', type=int, nargs='+', default=[1, 4, 16], metavar='N')
-  replay.add_argument(
-    '--parameters', type=float, nargs='+', default=[5.0, 40.0, 140.0], metavar='MB'
-  )
-  replay.add_argument('--batch', type=int, default=256, metavar='B', help='sequences')
-  replay.add_argument('--length', type=int, default=50, metavar='T', help='steps of a sequence')
   replay.add_argument('--stored', type=int, default=2048, metavar='N', help='sequences')
   replay.add_argument(
     '--sizes', type=int, nargs='+', metavar='N',
     help='numbers of sequences to store: measures only small sequences, in Reverb and in a fused '
     "run's replay, at each of these sizes",
   )  # fmt: skip
-  _add_measured(replay)
+  limit = 'the bandwidth of one thread that copies memory, measured here'
+  _measures(replay, _replay_figures, limit)
 
 
-def _add_learner(targets: Any) -> None:
-  learner = targets.add_parser(
-    'learner', allow_abbrev=False, help="the dreamer's update, without actors and replay",
+def _add_learner(add: Any) -> None:
+  learner = add(
+    'learner', help="the dreamer's update, without actors and replay",
     description='Measures the update of a model of --size, or of a run by --preset, --env and --set.',
   )  # fmt: skip
-  _add_sizes(learner, 'laptop, 1m or full, without an environment')
+  learner.add_argument('--size', help='laptop, 1m or full, without an environment')
+  learner.add_argument('--ensemble', type=int, metavar='K', help='prior heads of the ensemble')
+  learner.add_argument('--horizon', type=int, metavar='H', help='longest imagined horizon')
+  learner.add_argument('--batch', type=int, metavar='B', help='sequences per device')
+  learner.add_argument('--length', type=int, metavar='T', help='steps of a sequence')
   _add_config(learner)
   learner.add_argument('--boredom', type=float, nargs='+', default=[0.0, 1.0], metavar='B')
   learner.add_argument('--phases', action='store_true', help='also measure each of its phases')
-  _add_measured(learner)
+  limit = 'the rate of a plain matrix product on this device, measured here'
+  _measures(learner, _learner_figures, limit)
 
 
-def _add_end_to_end(targets: Any) -> None:
-  end_to_end = targets.add_parser(
-    'end-to-end', allow_abbrev=False, help='a whole run of the dreamer, compared with its parts'
-  )
+def _add_end_to_end(add: Any) -> None:
+  end_to_end = add('end-to-end', help='a whole run of the dreamer, compared with its parts')
   _add_config(end_to_end)
-  _add_measured(end_to_end, 180.0, 'after the warm-up')
+  limit = 'an update without acting, and an unroll without learning, measured after the run'
+  _measures(end_to_end, _end_to_end_figures, limit, 180.0, 'after the warm-up')
 
 
-def _add_learning(targets: Any) -> None:
-  learning = targets.add_parser(
+def _add_learning(add: Any) -> None:
+  learning = add(
     'learning',
-    allow_abbrev=False,
     help='scores of agents on a suite of environments, one configuration for all',
     description='Trains each agent in each environment with each seed, one run on a core of its own, '
     'and appends a row for each to OUT/rows.jsonl. The same command again continues where it '
@@ -152,13 +178,12 @@ def _add_learning(targets: Any) -> None:
     help='train in several processes; by default each run is one process if its agent can be fused',
   )
   learning.add_argument('--json', action='store_true', help='print the rows instead of the table')
+  learning.set_defaults(call=_learning)
 
 
-def _add_dreams(targets: Any) -> None:
-  dreams = targets.add_parser(
-    'dreams',
-    allow_abbrev=False,
-    help='imagination rollouts of a trained dreamer, compared with its environment',
+def _add_dreams(add: Any) -> None:
+  dreams = add(
+    'dreams', help='imagination rollouts of a trained dreamer, compared with its environment'
   )
   dreams.add_argument('run', type=pathlib.Path)
   dreams.add_argument(
@@ -170,36 +195,12 @@ def _add_dreams(targets: Any) -> None:
   dreams.add_argument('--seed', type=int, default=0)
   flags.add_trust_flag(dreams)
   dreams.add_argument('--json', action='store_true')
+  dreams.set_defaults(call=_dreams)
 
 
-def _add_scaling(targets: Any) -> None:
-  scaling = targets.add_parser(
-    'scaling',
-    allow_abbrev=False,
-    help='traffic of an update between simulated devices; its program and memory on TPUs',
-  )
-  scaling.add_argument(
-    '--tpu', nargs='+', metavar='TOPOLOGY',
-    help='v4:2x2x1, v5e:2x2, v6e:4x4, ...: compile presets for these TPUs, by the extra `tpu`',
-  )  # fmt: skip
-  scaling.add_argument(
-    '--programs', nargs='+', choices=['dreamer', 'dreamer-fused', 'ppo'],
-    help='with --tpu (default: all)',
-  )  # fmt: skip
-  scaling.add_argument('--preset', help='with --tpu (default: tpu-v4-8)')
-  scaling.add_argument('--env', help='with --tpu (default: catch)')
-  scaling.add_argument('--set', nargs='+', action='extend', metavar='KEY=VALUE', help='with --tpu')
-  scaling.add_argument(
-    '--devices', type=int, nargs='+', metavar='D', help='simulated (default: 1 2 4 8)'
-  )
-  _add_sizes(scaling, 'laptop, 1m or full (default: laptop)')
-  scaling.add_argument('--json', action='store_true')
-
-
-def _add_accelerator(targets: Any) -> None:
-  accelerator = targets.add_parser(
+def _add_accelerator(add: Any) -> None:
+  accelerator = add(
     'accelerator',
-    allow_abbrev=False,
     help='run all benchmarks of a GPU or TPU unattended, and write one file',
     description='Measures section by section, and writes the file after each. The same command again '
     'continues with the sections that are missing or failed.',
@@ -210,56 +211,15 @@ def _add_accelerator(targets: Any) -> None:
   accelerator.add_argument('--minutes', type=float, default=38.0, help='for all (default: 38)')
   accelerator.add_argument('--sections', nargs='+', metavar='NAME', help='(default: all)')
   accelerator.add_argument('--rehearse', action='store_true', help='smallest sizes, on the CPU')
+  accelerator.set_defaults(call=_accelerator)
 
 
-NEED_NONE = 'bench learner, env, learning, dreams, scaling and accelerator need none of it'
-LIMITS = {
-  'env': 'the rate at which observations could be copied, by the bandwidth of copying measured here',
-  'replay': 'the bandwidth of one thread that copies memory, measured here',
-  'learner': 'the rate of a plain matrix product on this device, measured here',
-  'end-to-end': 'an update without acting, and an unroll without learning, measured after the run',
-  'scaling': 'the memory of a chip, which is one device',
-}
-"""Sentence for each target of `bench` on the limit that its figures are compared with."""
-CHANGES = ('ensemble', 'horizon', 'batch', 'length', 'dtype')  # flags that change a named size
+def _accelerator(arguments: argparse.Namespace) -> int:
+  from hephaestus.launch.bench import accelerator
 
-
-def _bench(arguments: argparse.Namespace) -> int:
-  if arguments.target == 'learning':
-    return _learning(arguments)
-  if arguments.target == 'dreams':
-    return _dreams(arguments)
-  if arguments.target == 'accelerator':
-    from hephaestus.launch.bench import accelerator
-
-    return accelerator.accelerator(
-      arguments.out, arguments.minutes, arguments.sections, rehearse=arguments.rehearse
-    )
-  if arguments.target == 'scaling':  # JAX reads both when it initializes its devices
-    os.environ['JAX_PLATFORMS'] = 'cpu'
-    simulated = f'--xla_force_host_platform_device_count={max(arguments.devices or [8])}'
-    os.environ.setdefault('XLA_FLAGS', simulated)
-  from hephaestus.launch.files import metrics
-  from hephaestus.launch.run import packages
-  from hephaestus.learner import bench as learner_bench
-
-  if arguments.target in ('end-to-end', 'replay'):
-    packages.check_distributed(f'bench {arguments.target}', NEED_NONE)
-  measure = {
-    'learner': _learner_figures,
-    'end-to-end': _end_to_end_figures,
-    'scaling': _scaling_figures,
-    'replay': _replay_figures,
-    'env': _environment_figures,
-  }
-  figures = measure[arguments.target](arguments)
-  if arguments.json:
-    print(metrics.to_json(learner_bench.to_rows(figures)))
-  else:
-    learner_bench.show(figures)
-    if any(figure.limit is not None for figure in figures):
-      print(f'limit: {LIMITS[arguments.target]}')
-  return 0
+  return accelerator.accelerator(
+    arguments.out, arguments.minutes, arguments.sections, rehearse=arguments.rehearse
+  )
 
 
 def _learning(arguments: argparse.Namespace) -> int:
@@ -361,28 +321,6 @@ def _end_to_end_figures(arguments: argparse.Namespace) -> Any:
   return end_to_end.end_to_end(flags.preset_config(arguments), arguments.seconds)
 
 
-def _scaling_figures(arguments: argparse.Namespace) -> Any:
-  from hephaestus.launch.bench import tpu
-  from hephaestus.learner import bench as learner_bench
-  from hephaestus.learner import scaling
-
-  simulated, compiled = ('size', 'devices', *CHANGES), ('programs', 'preset', 'env', 'set')
-  for name in compiled if arguments.tpu is None else simulated:
-    if getattr(arguments, name) is not None:
-      raise ValueError(f'--{name}: goes {"only" if arguments.tpu is None else "not"} with --tpu')
-  if arguments.tpu is not None:
-    return tpu.tpu(
-      arguments.tpu,
-      arguments.programs or tpu.PROGRAMS,
-      arguments.preset or 'tpu-v4-8',
-      arguments.env or 'catch',
-      arguments.set or [],
-    )
-  work = learner_bench.Work.of_size(arguments.size or 'laptop')
-  work = work.changed(**{name: getattr(arguments, name) for name in CHANGES})
-  return scaling.scaling(work, arguments.devices or [1, 2, 4, 8])
-
-
 def _environment_figures(arguments: argparse.Namespace) -> Any:
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.agents import presets
@@ -411,17 +349,17 @@ def _replay_figures(arguments: argparse.Namespace) -> Any:
   from hephaestus.learner import bench as learner_bench
   from hephaestus.replay import bench as replay_bench
 
-  given = {'batch_size': arguments.batch, 'seconds': arguments.seconds}
+  given = {'batch_size': BATCH, 'seconds': arguments.seconds}
   if arguments.sizes:
     rows = replay_bench.by_size(arguments.sizes, **given)
   else:
-    length = f'actor.sequence_length={arguments.length}'
+    length = f'actor.sequence_length={LENGTH}'
     config = launch_config.override(presets.laptop(arguments.env), [length])
     rows = replay_bench.measure(
       parts_lib.make_parts(config).sequence_schema,
       shards=arguments.shards,
       writers=arguments.writers,
-      megabytes=arguments.parameters,
+      megabytes=PARAMETERS,
       stored=arguments.stored,
       **given,
     )

@@ -11,6 +11,7 @@ from hephaestus.agents.dreamer import examination
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.doctor import check as check_lib
 from hephaestus.launch.inspect import device_replay
+from hephaestus.launch.inspect import report as report_lib
 from hephaestus.launch.interface import policy as policy_lib
 from hephaestus.launch.run import packages
 from hephaestus.launch.run import parts as parts_lib
@@ -34,7 +35,7 @@ def check(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> list[
   """
   if config.fused:
     report = device_replay.read(str(folder))
-    return _of_ratio(report, config) + _of_strata(report['strata'], 'age')
+    return _of_ratio(report, config) + _of_strata(report.strata)
   if not packages.has_distributed() or not any((folder / 'replay').iterdir()):
     return []
   from hephaestus.launch.inspect import stored  # which imports Reverb
@@ -44,7 +45,7 @@ def check(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> list[
     check_lib.Check(PART, 'stored sequences', None, 'whole', False, text, 'see docs/inspecting.md')
     for text in found.violations
   ]
-  return faults + _of_strata(found.summary['strata'], 'age_updates')
+  return faults + _of_strata(found.strata)
 
 
 def of_states(
@@ -100,18 +101,18 @@ def _of_restart(found: examination.Restart) -> check_lib.Check:
 
 
 def _of_ratio(
-  report: dict[str, Any], config: launch_config.ExperimentConfig
+  report: device_replay.DeviceReport, config: launch_config.ExperimentConfig
 ) -> list[check_lib.Check]:
   return [
     check_lib.judge(
       PART, 'replay ratio over the configured one',
-      report['replay_ratio'] / config.replay.replay_ratio,
+      (report.replay_ratio['achieved'] or 0.0) / config.replay.replay_ratio,
       above=0.7, below=1.3,
       cause='the learner does not update as often as it should for what is collected',
       remedy='see whether replay.replay_ratio was changed on a resume; else begin again',
     ),
     check_lib.judge(
-      PART, 'sequences that are stored twice', report['duplicates'],
+      PART, 'sequences that are stored twice', report.duplicates,
       below=0,
       cause='the same experience counts twice',
       remedy='begin again with an empty folder, and report it',
@@ -119,13 +120,12 @@ def _of_ratio(
   ]  # fmt: skip
 
 
-def _of_strata(strata: dict[str, Any], age: str) -> list[check_lib.Check]:
-  """Reports the size and the median age of each stratum; `age` is the key of its ages in updates."""
+def _of_strata(strata: dict[str, report_lib.Stratum]) -> list[check_lib.Check]:
+  """Reports the size and the median age of each stratum."""
   checks = []
-  for name, row in strata.items():
-    size = row['size'] if 'size' in row else row['sequences']
-    ages = row[age]
-    checks.append(check_lib.note(PART, f'sequences of stratum {name}', size))
+  for name, stratum in strata.items():
+    ages = stratum.age_updates
+    checks.append(check_lib.note(PART, f'sequences of stratum {name}', stratum.sequences))
     checks.append(
       check_lib.note(PART, f'median age of {name}, updates', ages['median'] if ages else None)
     )

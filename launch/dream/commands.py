@@ -32,7 +32,7 @@ def _dream(arguments: argparse.Namespace) -> int:
   from hephaestus.launch.report import server
 
   places.check(arguments.run)  # before imports that take seconds
-  server.check_packages()
+  server.check_packages('dashboard', *server.PACKAGES)
   from hephaestus.launch.dream import pages
 
   pages.serve(arguments.run, arguments.checkpoint, seed=arguments.seed, port=arguments.port)

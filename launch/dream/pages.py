@@ -106,12 +106,6 @@ def make_app(sessions: Sessions, token: str) -> server.App:
   """
   from starlette import applications, concurrency, exceptions, requests, responses, routing
 
-  def file(path: pathlib.Path) -> routing.Route:
-    return routing.Route(
-      '/' if path.name == 'index.html' else f'/{path.name}',
-      lambda request: responses.FileResponse(path),
-    )
-
   async def body(request: requests.Request) -> dict[str, Any]:
     content = b''
     async for chunk in request.stream():
@@ -146,10 +140,10 @@ def make_app(sessions: Sessions, token: str) -> server.App:
 
     return move
 
-  static = [PAGE / name for name in ('index.html', 'dream.css', 'dream.js')]
-  static += [server.PAGE / name for name in server.SHARED]
+  files = [PAGE / name for name in ('index.html', 'dream.css', 'dream.js')]
+  files += [server.PAGE / name for name in server.SHARED]
   routes = [
-    *map(file, static),
+    *server.static(files),
     routing.Route('/api/sessions', begin, methods=['POST']),
     routing.Route('/api/sessions/{name}', describe),
     *(

@@ -85,7 +85,6 @@ def _inspect(arguments: argparse.Namespace) -> int:
   is_on_device = targets.is_kept_on_a_device(arguments.target)
   if not is_on_device:
     targets.find(arguments.target)  # refuses before imports that take seconds
-  from hephaestus.launch.files import metrics
   from hephaestus.launch.inspect import device_replay, live, prometheus, terminal
 
   if is_on_device:
@@ -94,11 +93,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
         f'{arguments.target}: a fused run keeps its replay in its checkpoints; leave out all options '
         'but --json'
       )
-    report = device_replay.read(arguments.target)
-    print(metrics.to_json(report)) if arguments.json else device_replay.show(
-      arguments.target, report
-    )
-    return 0
+    return _print(device_replay.read(arguments.target), as_json=arguments.json)
   if watching:
     terminal.watch(arguments.target, arguments.watch, as_json=arguments.json)
     return 0
@@ -114,8 +109,14 @@ def _inspect(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
       print('stopped', file=sys.stderr)
       return 130
-  report = live.inspect(arguments.target)
-  print(metrics.to_json(report)) if arguments.json else terminal.show(report)
+  return _print(live.inspect(arguments.target), as_json=arguments.json)
+
+
+def _print(report: Any, *, as_json: bool) -> int:
+  from hephaestus.launch.files import metrics
+  from hephaestus.launch.inspect import terminal
+
+  print(metrics.to_json(report.to_json())) if as_json else terminal.show(report)
   return 0
 
 
@@ -127,10 +128,10 @@ def _inspect_stored(arguments: argparse.Namespace) -> int:
   found = stored.read(arguments.target, arguments.sample or 0)
   if arguments.json:
     try:
-      report = live.inspect(arguments.target)
+      report = live.inspect(arguments.target).to_json()
     except ConnectionError:  # the checkpoint can be read without a server
       report = {}
-    report |= {'stored': found.summary, 'samples': stored.samples_json(found.samples)}
+    report |= {'stored': found.summary(), 'samples': stored.samples_json(found.samples)}
     print(metrics.to_json(report | {'violations': found.violations}))
   if arguments.sample is not None and not arguments.json:
     stored.show(arguments.target, found)
@@ -144,7 +145,7 @@ def _inspect_stored(arguments: argparse.Namespace) -> int:
   if not arguments.check:
     return 0
   if not arguments.json:
-    checked = f'{found.summary["checkpoint"]["sequences"]:,} sequences of its newest checkpoint'
+    checked = f'{found.sequences:,} sequences of its newest checkpoint'
     print('\n'.join(found.violations) or f'{arguments.target}: nothing is wrong with {checked}')
   return 1 if found.violations else 0
 

@@ -1,37 +1,63 @@
 """Reports on the replay of a fused run by its newest checkpoint, since the replay is on a device."""
 
+import dataclasses
 import pathlib
+import time
 from typing import Any
 
 import jax
 import numpy as np
-import rich.console
-import rich.table
 
 from hephaestus.agents import experience
 from hephaestus.launch.files import folder as folder_lib
-from hephaestus.launch.inspect import console as console_lib
 from hephaestus.launch.inspect import live
+from hephaestus.launch.inspect import report as report_lib
 from hephaestus.learner import checkpoint
 from hephaestus.learner.sources import unrolled
 from hephaestus.replay import buffer as buffer_lib
 from hephaestus.replay import inspector
 
 
-def read(target: str) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeviceReport(report_lib.Report):
+  """A report on the strata in a checkpoint of a fused run.
+
+  Attributes:
+    learner_step: update of the checkpoint.
+    sequences: number of stored sequences.
+    duplicates: how many of them are copies of another.
+  """
+
+  learner_step: int
+  sequences: int
+  duplicates: int
+
+  @property
+  def state(self) -> str:
+    return (
+      f'a fused run; shown is its checkpoint of update {self.learner_step:,}, with '
+      f'{self.sequences:,} sequences'
+    )
+
+  def to_json(self) -> dict[str, Any]:
+    strata = {
+      name: {key: self.tables[name][key] for key in ('size', 'max_size', 'share', 'steps')}
+      | {'age': stratum.age_updates}
+      for name, stratum in self.strata.items()
+    }
+    names = ('time', 'learner_step', 'environment_step', 'sequences', 'duplicates', 'warnings')
+    return {
+      **{name: getattr(self, name) for name in names},
+      'replay_ratio': self.replay_ratio['achieved'],
+      'strata': strata,
+    }
+
+
+def read(target: str) -> DeviceReport:
   """Reports on the strata in the newest checkpoint of a run, which may still be training.
 
   Args:
     target: the folder of a fused run with replay.
-
-  Returns:
-    {'learner_step', 'environment_step', 'replay_ratio',
-     'sequences': number of stored sequences, 'duplicates': how many of them are copies of another,
-     'warnings': see `live.Inspection.report`,
-     'strata': {NAME: {'size', 'max_size': sequences, 'share': of each batch, 'steps': environment
-       steps, 'age': {QUANTILE: updates}}}}.
-    'age' has the `inspector.QUANTILES` of the updates between acting and the checkpoint; it is None
-    for an empty stratum.
 
   Raises:
     ValueError: the target is not a run's folder, or nothing has been saved yet.
@@ -46,80 +72,40 @@ def read(target: str) -> dict[str, Any]:
   stored = restored.state.replay.buffer
   inserted, num_steps = int(stored.inserted), config.steps_per_sequence
   slots = len(stored.storage.version)
-  strata = {}
-  for stratum in config.replay.strata:
-    newest = buffer_lib.newest(inserted, slots, stratum.max_size)
-    size = len(newest)
-    strata[stratum.name] = {
-      'size': size,
-      'max_size': stratum.max_size,
-      'share': stratum.share,
-      'steps': size * num_steps,
-      'age': inspector.quantiles(restored.step - stored.storage.version[newest]),
-    }
-  collected = max(1, inserted - config.replay.warm_up)
-  return {
-    'learner_step': restored.step,
-    'environment_step': inserted * num_steps,
-    'replay_ratio': restored.step * config.batch_size / collected,
-    'sequences': slots,
-    'duplicates': len(stored.storage.identity) - len(np.unique(stored.storage.identity)),
-    'strata': strata,
-    'warnings': live.warnings(folder),
+  held = {
+    each.name: buffer_lib.newest(inserted, slots, each.max_size) for each in config.replay.strata
   }
-
-
-def show(target: str, report: dict[str, Any], console: rich.console.Console | None = None) -> None:
-  """Prints a report of `read` as a table.
-
-  Args:
-    target: the folder of the run, for the heading.
-    report: the report.
-    console: where to print; stdout by default.
-  """
-  table = rich.table.Table(box=None, header_style='bold')
-  rows = cells(report)
-  for heading in rows[0]:
-    table.add_column(heading, justify='left' if heading == 'stratum' else 'right')
-  for row in rows:
-    table.add_row(*row.values())
-  console = console or console_lib.make()
-  console.print(table)
-  console.print(
-    f'{target} at update {report["learner_step"]:,}: {report["environment_step"]:,} environment steps, '
-    f'replay ratio {report["replay_ratio"]:.2f}, {report["sequences"]:,} sequences in the checkpoint'
-  )
-  for warning in report['warnings']:
-    console.print(f'warning: {warning}')
-
-
-def cells(report: dict[str, Any]) -> list[dict[str, str]]:
-  """Formats the strata of a report of `read` as table rows, {HEADING: TEXT} for each stratum."""
-  rows = []
-  for name, row in report['strata'].items():
-    age = row['age']
-    rows.append(
-      {
-        'stratum': name,
-        'size': f'{row["size"]:,}',
-        'max_size': f'{row["max_size"]:,}',
-        'share': f'{row["share"]:g}',
-        'steps': f'{row["steps"]:,}',
-        'age in updates': f'{age["lowest"]:,.0f} to {age["highest"]:,.0f}' if age else '-',
-      }
+  sizes = {name: len(newest) for name, newest in held.items()}
+  shown, strata = {}, {}
+  for each in config.replay.strata:
+    size = sizes[each.name]
+    shown[each.name] = report_lib.stopped_table(
+      size, each.max_size, inserted=inserted, share=each.share, steps=size * num_steps
     )
-  return rows
-
-
-def numbers(report: dict[str, Any]) -> dict[str, str]:
-  """Formats the other numbers of a report of `read`: {NAME: TEXT}, with units."""
-  named = {
-    'state': f'the run is not running; shown is its checkpoint of update {report["learner_step"]:,}',
-    'replay ratio': f'{report["replay_ratio"]:.2f} achieved',
-    'environment steps': f'{report["environment_step"]:,}',
-    'sequences': f'{report["sequences"]:,} in the checkpoint',
-  }
-  return named | ({'warning': '; '.join(report['warnings'])} if report['warnings'] else {})
+    strata[each.name] = report_lib.newest(
+      size,
+      sizes,
+      num_steps=num_steps,
+      ages=inspector.quantiles(restored.step - stored.storage.version[held[each.name]]),
+      learner_step=restored.step,
+    )
+  achieved = restored.step * config.batch_size / max(1, inserted - config.replay.warm_up)
+  return DeviceReport(
+    time=time.time(),
+    running=False,
+    tables=shown,
+    strata=strata,
+    replay_ratio={
+      'configured': config.replay.replay_ratio,
+      'achieved': achieved,
+      'recent': None,
+    },
+    environment_step=inserted * num_steps,
+    warnings=live.warnings(folder),
+    learner_step=restored.step,
+    sequences=slots,
+    duplicates=len(stored.storage.identity) - len(np.unique(stored.storage.identity)),
+  )
 
 
 def sequences(target: str, schema: experience.Sequence) -> tuple[experience.Sequence, np.ndarray]:

@@ -1,5 +1,6 @@
 """Reports on the replay of a run: its strata, rates and bottleneck, live or as last known."""
 
+import dataclasses
 import itertools
 import pathlib
 import re
@@ -14,19 +15,13 @@ import psutil
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import history, metrics
+from hephaestus.launch.inspect import report as report_lib
 from hephaestus.launch.inspect import targets
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.learner import advice
 from hephaestus.replay import inspector, tables
 
 MINUTE = 60.0  # seconds over which waiting is averaged
-# Labels of the distributions over the sequences of a stratum, by their key in a report.
-DISTRIBUTIONS = {
-  'version': 'acting version',
-  'age_updates': 'age, updates',
-  'age_steps': 'age, steps',
-  'episode_return': 'episode return',
-}
 
 
 def starts_of_replay(folder: pathlib.Path, name: str) -> list[dict[str, Any]]:
@@ -79,56 +74,26 @@ class Inspection:
     """HOST:PORT of the last report's server, or of all its shards, separated by commas."""
     return ', '.join(self._addresses)
 
-  def report(self) -> dict[str, Any]:
+  def report(self) -> report_lib.Report:
     """Makes a report from the server's tables and the metrics that the run's processes write.
 
-    Returns:
-      The keys of `inspector.Inspector.poll`, and
-
-        'time': unix seconds.
-        'running': whether a server answered. Otherwise the report is made from the newest
-          checkpoints of replay and from the metrics, without rates.
-        'saved': unix seconds of the oldest of those checkpoints; None if a server answered, or
-          without a checkpoint.
-        'address': HOST:PORT of the server, or of all its shards, separated by commas.
-        'environment_step': environment steps so far.
-        'lost_steps': how many of those a restart of replay has lost, by the newest metrics.
-        'parameter_version': the newest version of the parameters that an actor uses.
-        'learner_starved_fraction', 'actors_throttled_fraction': shares of time spent waiting, over
-          the last minute, or by the newest metrics if those are older.
-        'staleness': {'newest_updates', 'oldest_updates'}, age of the actors' parameters in updates;
-          {} if unknown.
-        'bottleneck': sentence that names it; None if unknown.
-        'warnings': sentences on parts of the agent that do nothing; see `advice.warnings`.
-        'strata': {NAME: {'sequences', 'version', 'age_updates', 'age_steps', 'episodes',
-          'episode_return', 'shared'}}, as in `stored.Stored` but of the live tables. Distributions
-          have the keys `inspector.QUANTILES`, and are None where they are unknown.
+    If no server answers, it is made from the newest checkpoints of replay and from the metrics.
 
     Raises:
       ValueError: the folder is no longer one of a run.
       ConnectionError: no server answers, unless the run is not running and has metrics to report.
     """
-    report = self._poll()
+    polled = self._poll()
     folder, config, _ = self._target
-    report = {
-      'running': True,
-      'saved': None,
-      'time': time.time(),
-      'address': self.address,
-      **report,
-      'environment_step': None,
-      'lost_steps': None,
-      'parameter_version': None,
-      'learner_starved_fraction': None,
-      'actors_throttled_fraction': None,
-      'staleness': {},
-      'warnings': [],
-    }
     if folder is not None and config is not None:
-      report |= _of_nodes(folder, config, report['shards'])
+      polled |= _of_nodes(folder, config, polled['shards'])
       self._read_actors(folder)
-    report['strata'] = self._strata(report)
-    return report | {'bottleneck': _bottleneck(report) if report['running'] else None}
+    report = report_lib.Report(time=time.time(), address=self.address, **polled)
+    return dataclasses.replace(
+      report,
+      strata=self._strata(report),
+      bottleneck=_bottleneck(report) if report.running else None,
+    )
 
   def _poll(self) -> dict[str, Any]:
     """Polls the server; if none answers, reports the last known state of a run that is not running."""
@@ -160,9 +125,9 @@ class Inspection:
     report = _last_known_replay(folder, config)
     if not report['tables'] and metrics.last(folder / 'metrics' / 'learner.jsonl') is None:
       return None
-    return report | {'running': False}
+    return report
 
-  def _strata(self, report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+  def _strata(self, report: report_lib.Report) -> dict[str, report_lib.Stratum]:
     """Statistics of the strata, computed without sampling, which would move the rate limiter.
 
     Every stratum drops its oldest sequences first, so it holds the newest ones. Its size gives
@@ -171,39 +136,24 @@ class Inspection:
     metrics.
     """
     folder, config, _ = self._target
-    sizes = {name: row['size'] for name, row in report['tables'].items() if name != tables.PARAMS}
-    learner = None if folder is None else metrics.last(folder / 'metrics' / 'learner.jsonl')
-    names = list(inspector.QUANTILES)
+    sizes = {name: row['size'] for name, row in report.tables.items() if name != tables.PARAMS}
+    row = None if folder is None else metrics.last(folder / 'metrics' / 'learner.jsonl')
+    learner = row or {}
+    num_steps = None if config is None else config.steps_per_sequence
     strata = {}
     for name, size in sizes.items():
-      ages = versions = steps = None
-      known: dict[str, Any] = {
-        quantile: (learner or {}).get(f'replay/{name}/age/{quantile}') for quantile in names
-      }
-      if size and learner is not None and None not in known.values():
-        ages = known
-        versions = {  # the oldest sequence has the lowest version
-          quantile: (learner.get('learner_step') or 0) - ages[other]
-          for quantile, other in zip(names, reversed(names), strict=True)
-        }
-      episodes, returns = 0, None
-      if size and folder is not None and config is not None:
-        span = size * config.steps_per_sequence
-        steps = {
-          quantile: at * (size - 1) * config.steps_per_sequence
-          for quantile, at in inspector.QUANTILES.items()
-        }
-        if report['environment_step'] is not None:
-          episodes, returns = self._returns(folder, report['environment_step'] - span)
-      strata[name] = {
-        'sequences': size,
-        'version': versions,
-        'age_updates': ages,
-        'age_steps': steps,
-        'episodes': episodes,
-        'episode_return': returns,
-        'shared': min(sizes.values()) / size if size and len(sizes) > 1 else None,
-      }
+      ages: Any = {each: learner.get(f'replay/{name}/age/{each}') for each in inspector.QUANTILES}
+      made = strata[name] = report_lib.newest(
+        size,
+        sizes,
+        num_steps=num_steps,
+        ages=ages if size and None not in ages.values() else None,
+        learner_step=learner.get('learner_step') or 0,
+      )
+      if size and folder is not None and num_steps and report.environment_step is not None:
+        start = report.environment_step - size * num_steps
+        episodes, returns = self._returns(folder, start)
+        strata[name] = dataclasses.replace(made, episodes=episodes, episode_return=returns)
     return strata
 
   def _returns(self, folder: pathlib.Path, start: float) -> tuple[int, dict[str, float] | None]:
@@ -261,7 +211,7 @@ class Inspection:
     return any(psutil.pid_exists(row['pid']) for row in started if 'pid' in row)
 
 
-def inspect(target: str, timeout_seconds: float = 4.0, seconds: float = 1.0) -> dict[str, Any]:
+def inspect(target: str, timeout_seconds: float = 4.0, seconds: float = 1.0) -> report_lib.Report:
   """Makes one report with rates, by two calls of the server a short time apart.
 
   Args:
@@ -278,7 +228,7 @@ def inspect(target: str, timeout_seconds: float = 4.0, seconds: float = 1.0) -> 
   """
   inspection = Inspection(target, timeout_seconds)
   report = inspection.report()
-  if not report['running']:
+  if not report.running:
     return report
   time.sleep(seconds)
   return inspection.report()
@@ -294,9 +244,8 @@ def _last_known_replay(
     config: config of the run.
 
   Returns:
-    The keys of `inspector.Inspector.poll`, where rates, the limiter's state and memory are None; and
-    'saved', unix seconds of the oldest of these checkpoints. 'tables' is empty and 'saved' is None
-    without a checkpoint on this machine, and for an on-policy queue, which has none.
+    Fields of `report.Report`. 'tables' is empty and 'saved' is None without a checkpoint on this
+    machine, and for an on-policy queue, which has none.
   """
   from hephaestus.replay import contents  # TensorFlow and Reverb
 
@@ -308,25 +257,19 @@ def _last_known_replay(
   return {
     'tables': total,
     'replay_ratio': _ratio(config.replay, total),
-    'limiter': None,
-    'memory': {'sequences': None, 'server': None},
     'shards': [{'address': '-', 'alive': False, 'tables': each} for each in shards],
-    'seconds': None,
+    'running': False,
     'saved': min((each.saved for each in saved), default=None),
   }
 
 
 def _tables_of(counts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-  """Entries of 'tables' as of `inspector.Inspector.poll`, without rates."""
-  unknown = {'bytes': None, 'inserts_per_second': None, 'samples_per_second': None}
+  """Entries of `Report.tables`, without rates."""
   return {
-    name: each._asdict()
-    | {
-      'fill': each.size / each.max_size,
-      'unique_share': each.unique_sampled / each.inserted if each.inserted else None,
-      'worker_time': dict.fromkeys(inspector.WORKER_STATES, 0.0),
-      **unknown,
-    }
+    name: report_lib.stopped_table(
+      **each._asdict(),
+      unique_share=each.unique_sampled / each.inserted if each.inserted else None,
+    )
     for name, each in counts.items()
   }
 
@@ -405,15 +348,15 @@ def _lately(files: Sequence[pathlib.Path], key: str) -> float | None:
   return sum(shares) / len(shares) if shares else None
 
 
-def _bottleneck(report: dict[str, Any]) -> str | None:
+def _bottleneck(report: report_lib.Report) -> str | None:
   """The bottleneck of a run, in words; None where it is unknown."""
-  throttled, starved = report['actors_throttled_fraction'], report['learner_starved_fraction']
+  throttled, starved = report.actors_throttled_fraction, report.learner_starved_fraction
   during = 'the last minute'
   if throttled is None or starved is None:
-    if report['limiter'] is None:
+    if report.limiter is None:
       return None
     throttled, starved = waiting(report)
-    during = 'the time' if report['seconds'] is None else f'the last {report["seconds"]:.1f} s'
+    during = 'the time' if report.seconds is None else f'the last {report.seconds:.1f} s'
   if max(throttled, starved) < 0.01:
     return 'neither actors nor the learner wait'
   if throttled >= starved:
@@ -421,13 +364,14 @@ def _bottleneck(report: dict[str, Any]) -> str | None:
   return f'learner starved {share(starved)} of {during}: the actors are the bottleneck'
 
 
-def waiting(report: dict[str, Any]) -> tuple[float, float]:
+def waiting(report: report_lib.Report) -> tuple[float, float]:
   """Shares of time for which the rate limiter blocked inserts, and sampling, since the last report.
 
   Args:
-    report: a report of `Inspection`, whose 'limiter' is not None.
+    report: a report, whose limiter is not None.
   """
-  worked = report['tables'][report['limiter']['table']]['worker_time']
+  assert report.limiter is not None
+  worked = report.tables[report.limiter['table']]['worker_time']
   return worked['waiting_for_sampling'], worked['waiting_for_inserts']
 
 

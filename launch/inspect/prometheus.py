@@ -5,6 +5,7 @@ from typing import Any
 
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.inspect import live
+from hephaestus.launch.inspect import report as report_lib
 from hephaestus.replay import inspector
 
 
@@ -52,34 +53,35 @@ def make_exporter(target: str, port: int) -> http.server.HTTPServer:
     raise ValueError(f'--prometheus {port}: cannot be used ({reason}); give another') from None
 
 
-def exposition(report: dict[str, Any]) -> str:
+def exposition(report: report_lib.Report) -> str:
   """Formats a report in Prometheus' text format, with a line for each number.
 
   Tables, strata, states and quantiles become labels. A run that is not running has one line only,
   `hephaestus_up 0`.
 
   Args:
-    report: a report of `live.Inspection`.
+    report: the report.
   """
-  if not report['running']:
+  if not report.running:
     return 'hephaestus_up 0\n'
   lines = ['hephaestus_up 1']
   nested = ('tables', 'time', 'shards', 'strata', 'running', 'saved')
-  rest = {key: value for key, value in report.items() if key not in nested}
+  found = report.to_json()
+  rest = {key: value for key, value in found.items() if key not in nested}
   for key, value in launch_config.flatten(rest).items():
     lines += _sample(key.replace('.', '_'), '', value)
-  for shard in report['shards']:
+  for shard in report.shards:
     lines += _sample('shard_up', f'{{address="{shard["address"]}"}}', int(shard['alive']))
-  for table, row in report['tables'].items():
+  for table, row in report.tables.items():
     for key, value in row.items():
       if key == 'worker_time':
         for state, share in value.items():
           lines += _sample('table_worker_time', f'{{table="{table}",state="{state}"}}', share)
       else:
         lines += _sample(f'table_{key}', f'{{table="{table}"}}', value)
-  for stratum, row in report['strata'].items():
+  for stratum, row in found['strata'].items():
     for key, value in row.items():
-      if key in live.DISTRIBUTIONS:
+      if key in report_lib.DISTRIBUTIONS:
         for name, each in (value or {}).items():
           labels = f'{{stratum="{stratum}",quantile="{inspector.QUANTILES[name]:g}"}}'
           lines += _sample(f'stratum_{key}', labels, each)

@@ -1,6 +1,7 @@
 """Checks, summarises and shows the sequences in the newest checkpoint of a run's replay."""
 
 import collections
+import dataclasses
 import datetime
 import pathlib
 import threading
@@ -21,6 +22,7 @@ from hephaestus.agents import observation as observation_lib
 from hephaestus.launch.files import metrics
 from hephaestus.launch.inspect import console as console_lib
 from hephaestus.launch.inspect import live, targets, terminal
+from hephaestus.launch.inspect import report as report_lib
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.replay import columns as columns_lib
 from hephaestus.replay import contents as contents_lib
@@ -50,25 +52,26 @@ class Stored(NamedTuple):
 
   Attributes:
     violations: a line for each fault that was found.
-    summary: statistics of the content:
-
-      {'checkpoint': {'saved': unix seconds, 'sequences': number of different ones},
-       'strata': {NAME: {'sequences', 'episodes', 'version', 'age_updates', 'age_steps',
-                         'episode_return', 'shared'}}}
-
-      A stratum is a table of sequences. 'sequences' and 'episodes' are counts. 'version', of the
-      parameters that acted, and the three after it are distributions, {'lowest', 'low' (5 %),
-      'median', 'high' (95 %), 'highest'} or None. Ages are in updates before the newest acting
-      version, and in environment steps collected since. 'shared' is the share of sequences that all
-      other strata hold, too.
+    saved: unix seconds at which the checkpoint was complete.
+    sequences: number of different sequences.
+    strata: statistics of each table of sequences; ages in updates are before the newest acting version.
     samples: sequences of each stratum, evenly spaced from the oldest to the newest.
     draw: how the run's environment draws an observation; see `Environment.draw`.
   """
 
   violations: list[str]
-  summary: dict[str, Any]
+  saved: float
+  sequences: int
+  strata: dict[str, report_lib.Stratum]
   samples: list[Sample]
   draw: videos.Draw
+
+  def summary(self) -> dict[str, Any]:
+    """The statistics as JSON values: {'checkpoint': {'saved', 'sequences'}, 'strata'}."""
+    return {
+      'checkpoint': {'saved': self.saved, 'sequences': self.sequences},
+      'strata': {name: dataclasses.asdict(each) for name, each in self.strata.items()},
+    }
 
 
 def read(target: str, num_samples: int = 0) -> Stored:
@@ -244,19 +247,19 @@ def _result(
     for other in others:
       shared &= _chunks(readings, other)
     shared = shared if others else set()
-    strata[name] = {
-      'sequences': count,
-      'version': inspector.quantiles(versions),
-      'age_updates': inspector.quantiles(newest - versions),
-      'age_steps': inspector.quantiles(np.arange(count) * steps_per_sequence),
-      'episodes': len(returns),
-      'episode_return': inspector.quantiles(np.asarray(returns)),
-      'shared': len(shared) / len(chunks) if chunks else None,
-    }
+    strata[name] = report_lib.Stratum(
+      sequences=count,
+      version=inspector.quantiles(versions),
+      age_updates=inspector.quantiles(newest - versions),
+      age_steps=inspector.quantiles(np.arange(count) * steps_per_sequence),
+      episodes=len(returns),
+      episode_return=inspector.quantiles(np.asarray(returns)),
+      shared=len(shared) / len(chunks) if chunks else None,
+    )
   different = len(set().union(*(_chunks(readings, name) for name in readings[0].strata)))
-  checkpoint = {'saved': min(reading.saved for reading in readings), 'sequences': different}
+  saved = min(reading.saved for reading in readings)
   samples = [sample for reading in readings for sample in reading.samples]
-  return Stored(violations, {'checkpoint': checkpoint, 'strata': strata}, samples, draw)
+  return Stored(violations, saved, different, strata, samples, draw)
 
 
 def _chunks(readings: list[_Reading], table: str) -> set[tuple[int, ...]]:
@@ -310,40 +313,39 @@ def show(target: str, stored: Stored, console: rich.console.Console | None = Non
     console: where to print; stdout by default.
   """
   console = console or console_lib.make()
-  moment = datetime.datetime.fromtimestamp(stored.summary['checkpoint']['saved'])
+  moment = datetime.datetime.fromtimestamp(stored.saved)
   say = lambda text: console.print(text, markup=False, highlight=False)
   say(
-    f'{target}: checkpoint of {moment:%Y-%m-%d %H:%M:%S}, '
-    f'{stored.summary["checkpoint"]["sequences"]:,} different sequences'
+    f'{target}: checkpoint of {moment:%Y-%m-%d %H:%M:%S}, {stored.sequences:,} different sequences'
   )
-  for name, row in stored.summary['strata'].items():
-    shared = (
-      '' if row['shared'] is None else f', {100 * row["shared"]:.0f} % also in the other strata'
-    )
-    say(f'\n{name}: {row["sequences"]:,} sequences{shared}')
+  for name, row in stored.strata.items():
+    shared = '' if row.shared is None else f', {live.share(row.shared)} also in the other strata'
+    say(f'\n{name}: {row.sequences:,} sequences{shared}')
     console.print(_distribution_table(row))
   for sample in stored.samples:
     console.print()
     version = int(sample.sequence.version)
-    newest = stored.summary['strata'][sample.table]['version']['highest']
+    stratum = stored.strata[sample.table]
+    assert stratum.version is not None  # of the sample, at least
+    newest = stratum.version['highest']
     say(
       f'{sample.table}, key {sample.item.key}, {sample.age_rank + 1:,} of '
-      f'{stored.summary["strata"][sample.table]["sequences"]:,} from the oldest: version '
+      f'{stratum.sequences:,} from the oldest: version '
       f'{version:,} of actor {int(sample.sequence.actor_id)}, {newest - version:,.0f} updates before '
       f'the newest; sampled {sample.item.times_sampled:,} times'
     )
     console.print(_steps(sample.sequence))
 
 
-def _distribution_table(row: dict[str, Any]) -> rich.table.Table:
-  """Table of the distributions of a stratum; `row` is its entry in `Stored.summary`."""
+def _distribution_table(stratum: report_lib.Stratum) -> rich.table.Table:
+  """Table of the distributions of a stratum."""
   view = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
   view.add_column('')
   for heading in terminal.HEADINGS.values():
     view.add_column(heading, justify='right')
-  episodes = {'episode_return': f'episode return, {row["episodes"]:,} episodes'}
-  for key, label in (live.DISTRIBUTIONS | episodes).items():
-    view.add_row(label, *terminal.distribution_cells(key, row[key]).values())
+  episodes = {'episode_return': f'episode return, {stratum.episodes:,} episodes'}
+  for key, label in (report_lib.DISTRIBUTIONS | episodes).items():
+    view.add_row(label, *terminal.distribution_cells(key, getattr(stratum, key)).values())
   return view
 
 

@@ -3,11 +3,10 @@
 import collections
 import datetime
 import itertools
-import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import rich.console
@@ -19,10 +18,12 @@ import rich.text
 from hephaestus.launch.files import metrics
 from hephaestus.launch.inspect import console as console_lib
 from hephaestus.launch.inspect import live
+from hephaestus.launch.inspect import report as report_lib
 from hephaestus.replay import tables
 
 WIDE = 130  # columns of a terminal from which curves are to the right of the numbers
 LABEL = 18  # columns of the name of a number
+Reported = report_lib.Report | report_lib.Lost
 HEADINGS = {
   'lowest': 'lowest',
   'low': '5 %',
@@ -41,10 +42,10 @@ _ACTIVITIES = {
 }
 
 
-def show(report: dict[str, Any], console: rich.console.Console | None = None) -> None:
+def show(report: report_lib.Report, console: rich.console.Console | None = None) -> None:
   """Prints a report of `live.Inspection` as tables, by default to stdout."""
   console = console or console_lib.make()
-  if report['tables']:
+  if report.tables:
     console.print(_table(report, console.width))
   console.print(_grid(numbers(report)))
   if distributions(report):
@@ -74,7 +75,7 @@ def watch(
     ValueError: the target is not valid, or the run's folder was deleted meanwhile.
   """
   console = console or console_lib.make()
-  reports: collections.deque[dict[str, Any]] = collections.deque(maxlen=1000)
+  reports: collections.deque[Reported] = collections.deque(maxlen=1000)
   try:
     if console.is_terminal and not as_json:
       with rich.live.Live(console=console, auto_refresh=False, screen=True) as view:
@@ -83,7 +84,7 @@ def watch(
           view.update(frame(target, reports, period, console.width), refresh=True)
     else:
       for report in _reports(target, period):
-        line = json.dumps(metrics.plain(report)) if as_json else _line(report)
+        line = metrics.to_json(report.to_json()) if as_json else _line(report)
         print(line, file=console.file, flush=True)
   except BrokenPipeError:  # the reader of the lines has exited
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -92,8 +93,8 @@ def watch(
       console.print('stopped')
 
 
-def _reports(target: str, period: float) -> Iterator[dict[str, Any]]:
-  """Yields a report for each period, for ever; {'time', 'address', 'error'} without a server.
+def _reports(target: str, period: float) -> Iterator[Reported]:
+  """Yields a report for each period, for ever.
 
   The first report has no rates; the second follows soon, about a second later.
   """
@@ -102,15 +103,14 @@ def _reports(target: str, period: float) -> Iterator[dict[str, Any]]:
   while True:
     begin = time.monotonic()
     try:
-      report = inspection.report()
+      yield inspection.report()
     except ConnectionError as error:
-      report = {'time': time.time(), 'address': inspection.address, 'error': str(error)}
-    yield report
+      yield report_lib.Lost(time=time.time(), address=inspection.address, error=str(error))
     time.sleep(max(0.0, begin + wait - time.monotonic()))
     wait = period
 
 
-def cells(report: dict[str, Any]) -> list[dict[str, str]]:
+def cells(tables_of: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
   """Formats the tables of a report, or of one of its shards: {HEADING: TEXT} for each table."""
   return [
     {
@@ -118,18 +118,18 @@ def cells(report: dict[str, Any]) -> list[dict[str, str]]:
       'size': f'{row["size"]:,}',
       'capacity': f'{row["max_size"]:,}',
       'full': live.share(row['fill']),
-      'inserted': f'{row["inserted"]:,}',
+      'inserted': _count(row['inserted']),
       'inserts/s': _rate(row['inserts_per_second']),
-      'sampled': f'{row["sampled"]:,}',
+      'sampled': _count(row['sampled']),
       'samples/s': _rate(row['samples_per_second']),
       'unique': live.share(row['unique_share']),
       'memory': _size(row['bytes']),
     }
-    for name, row in sorted(report['tables'].items())
+    for name, row in sorted(tables_of.items())
   ]
 
 
-def _table(report: dict[str, Any], width: int) -> rich.text.Text:
+def _table(report: report_lib.Report, width: int) -> rich.text.Text:
   """Text with a line for each table, summed over shards, then a line for each table of each shard.
 
   Only a terminal of at least 100 columns has room for the counts of inserts and samples.
@@ -138,12 +138,12 @@ def _table(report: dict[str, Any], width: int) -> rich.text.Text:
   headings = ['table', 'size', 'capacity', 'full']
   headings += ['inserted'] * totals + ['inserts/s'] + ['sampled'] * totals + ['samples/s']
   headings += ['unique', 'memory']
-  blocks = [[[row[heading] for heading in headings] for row in cells(report)]]
-  for number, shard in enumerate(report['shards'] if len(report['shards']) > 1 else ()):
-    if report['running'] and not shard['alive']:
+  blocks = [[[row[heading] for heading in headings] for row in cells(report.tables)]]
+  for number, shard in enumerate(report.shards if len(report.shards) > 1 else ()):
+    if report.running and not shard['alive']:
       blocks.append([[f'shard {number}: no answer', *[''] * (len(headings) - 1)]])
       continue
-    named = [row | {'table': f'{number}: {row["table"]}'} for row in cells(shard)]
+    named = [row | {'table': f'{number}: {row["table"]}'} for row in cells(shard['tables'])]
     blocks.append([[row[heading] for heading in headings] for row in named])
   return _aligned(headings, blocks, left=1)
 
@@ -177,13 +177,13 @@ def _aligned(
   return text
 
 
-def distributions(report: dict[str, Any]) -> list[dict[str, str]]:
+def distributions(report: report_lib.Report) -> list[dict[str, str]]:
   """Formats the known distributions of a report's strata: {HEADING: TEXT} for each."""
   return [
-    {'stratum': name, 'distribution of': label, **distribution_cells(key, row[key])}
-    for name, row in sorted(report['strata'].items())
-    for key, label in live.DISTRIBUTIONS.items()
-    if row[key] is not None
+    {'stratum': name, 'distribution of': label, **distribution_cells(key, values)}
+    for name, stratum in sorted(report.strata.items())
+    for key, label in report_lib.DISTRIBUTIONS.items()
+    if (values := getattr(stratum, key)) is not None
   ]
 
 
@@ -191,7 +191,7 @@ def distribution_cells(key: str, values: dict[str, float] | None) -> dict[str, s
   """Formats a distribution: {HEADING: TEXT} by HEADINGS.
 
   Args:
-    key: its key in live.DISTRIBUTIONS.
+    key: its key in report.DISTRIBUTIONS.
     values: its values by the keys of `inspector.QUANTILES`; None if unknown, which gives '-'.
   """
   number = lambda value: f'{value:,.5g}' if key == 'episode_return' else f'{value:,.0f}'
@@ -200,7 +200,7 @@ def distribution_cells(key: str, values: dict[str, float] | None) -> dict[str, s
   }
 
 
-def _distribution_table(report: dict[str, Any]) -> rich.text.Text:
+def _distribution_table(report: report_lib.Report) -> rich.text.Text:
   """The distributions of the strata, for a terminal."""
   rows = distributions(report)
   if not rows:
@@ -213,58 +213,58 @@ def _distribution_table(report: dict[str, Any]) -> rich.text.Text:
   return _aligned(list(rows[0]), [lines], left=2)
 
 
-def worker_times(report: dict[str, Any]) -> dict[str, dict[str, float]]:
+def worker_times(report: report_lib.Report) -> dict[str, dict[str, float]]:
   """Share of time by activity of each stratum's worker thread: {STRATUM: {ACTIVITY: share}}."""
   return {
     name: {_ACTIVITIES[state]: share for state, share in row['worker_time'].items()}
-    for name, row in sorted(report['tables'].items())
+    for name, row in sorted(report.tables.items())
     if name != tables.PARAMS
   }
 
 
-def numbers(report: dict[str, Any]) -> dict[str, str]:
+def numbers(report: report_lib.Report) -> dict[str, str]:
   """Formats what the printed tables leave out of a report of `live.Inspection`, as {NAME: TEXT}."""
-  ratio, limiter, memory = report['replay_ratio'], report['limiter'], report['memory']
-  named = {} if report['running'] else {'state': _stopped(report)}
+  ratio, limiter, memory = report.replay_ratio, report.limiter, report.memory
+  named = {} if report.state is None else {'state': report.state}
   named |= {
     'replay ratio': f'{ratio["achieved"]:.2f} achieved, {_rate(ratio["recent"])} recent, '
     + ('?' if ratio['configured'] is None else f'{ratio["configured"]:.2f}')
     + ' configured'
   }
-  if len(report['shards']) > 1 and report['running']:
-    lost = [shard['address'] for shard in report['shards'] if not shard['alive']]
-    alive = f'{len(report["shards"]) - len(lost)} of {len(report["shards"])} answer'
+  if len(report.shards) > 1 and report.running:
+    lost = [shard['address'] for shard in report.shards if not shard['alive']]
+    alive = f'{len(report.shards) - len(lost)} of {len(report.shards)} answer'
     named['shards'] = f'{alive}; no answer: {", ".join(lost)}' if lost else alive
   if limiter is not None:
     named['limiter'] = _limiter(limiter)
-  if report['bottleneck'] is not None:
-    named['bottleneck'] = report['bottleneck']
-  if report['environment_step'] is not None:
-    of_them = f', {report["lost_steps"]:,} of them lost by replay' if report['lost_steps'] else ''
-    named['environment steps'] = f'{report["environment_step"]:,}{of_them}'
-  if report['parameter_version'] is not None:
-    named['parameters'] = f'version {report["parameter_version"]:,}'
-  elif report['environment_step'] is None and tables.PARAMS in report['tables']:  # no run
-    published = report['tables'][tables.PARAMS]['inserted']
+  if report.bottleneck is not None:
+    named['bottleneck'] = report.bottleneck
+  if report.environment_step is not None:
+    of_them = f', {report.lost_steps:,} of them lost by replay' if report.lost_steps else ''
+    named['environment steps'] = f'{report.environment_step:,}{of_them}'
+  if report.parameter_version is not None:
+    named['parameters'] = f'version {report.parameter_version:,}'
+  elif report.environment_step is None and tables.PARAMS in report.tables:  # no run
+    published = report.tables[tables.PARAMS]['inserted']
     named['parameters'] = (
       f'published {published:,} times; the version is unknown, since sampling it would change the '
       "table's counters: give the run's folder"
     )
-  if report['staleness']:
-    newest, oldest = report['staleness']['newest_updates'], report['staleness']['oldest_updates']
+  if report.staleness:
+    newest, oldest = report.staleness['newest_updates'], report.staleness['oldest_updates']
     span = f'{oldest:,}' if newest == oldest else f'{newest:,} to {oldest:,}'
     named['staleness'] = f'actors use parameters {span} updates old'
-  shared = {name: row['shared'] for name, row in sorted(report['strata'].items()) if row['shared']}
+  shared = {name: row.shared for name, row in sorted(report.strata.items()) if row.shared}
   if shared:
     parts = ', '.join(f'{live.share(share)} of {name}' for name, share in shared.items())
     named['overlap'] = f'{parts} is in the other strata, too'
-  episodes = {name: row['episodes'] for name, row in sorted(report['strata'].items())}
+  episodes = {name: row.episodes for name, row in sorted(report.strata.items())}
   if any(episodes.values()):
     counts = ', '.join(f'{count:,} in {name}' for name, count in episodes.items())
     named['episodes'] = f'{counts} ended'
-  if report['warnings']:
-    named['warning'] = '; '.join(report['warnings'])
-  if not report['running']:
+  if report.warnings:
+    named['warning'] = '; '.join(report.warnings)
+  if not report.running:
     return named
   named['memory'] = f'sequences {_size(memory["sequences"])} uncompressed; ' + (
     f'the server {_size(memory["server"])}'
@@ -274,14 +274,6 @@ def numbers(report: dict[str, Any]) -> dict[str, str]:
   for name, shares in worker_times(report).items():
     named[f'time of {name}'] = _worked(shares)
   return named
-
-
-def _stopped(report: dict[str, Any]) -> str:
-  """Sentence for a run that is not running, which says from when the shown numbers are."""
-  if report['saved'] is None:
-    return 'the run is not running; shown is the end of its metrics, replay has no checkpoint here'
-  moment = datetime.datetime.fromtimestamp(report['saved'])
-  return f'the run is not running; shown is its checkpoint of {moment:%Y-%m-%d %H:%M:%S}'
 
 
 def _limiter(limiter: dict[str, Any]) -> str:
@@ -311,24 +303,25 @@ def _grid(named: dict[str, str]) -> rich.table.Table:
 
 
 def frame(
-  target: str, reports: Sequence[dict[str, Any]], period: float, width: int
+  target: str, reports: Sequence[Reported], period: float, width: int
 ) -> rich.console.RenderableType:
   """Makes the live view: the newest report as tables, and curves of the last reports.
 
   Args:
     target: target of the reports, for the heading.
-    reports: the last reports, at least one, the oldest first; {'time', 'address', 'error'} for those
-      without a server.
+    reports: the last reports, at least one, the oldest first.
     period: seconds between two reports.
     width: columns of the terminal.
   """
   newest = reports[-1]
-  moment = datetime.datetime.fromtimestamp(newest['time'])
-  heading = f'{target}  {newest["address"]}  {moment:%H:%M:%S}  every {period:g} s, Ctrl-C to stop'
+  moment = datetime.datetime.fromtimestamp(newest.time)
+  heading = f'{target}  {newest.address}  {moment:%H:%M:%S}  every {period:g} s, Ctrl-C to stop'
   parts: list[Any] = [rich.markup.escape(heading)]
-  if 'error' in newest:
-    parts.append(rich.markup.escape(f'{newest["error"]}; retrying'))
-  answered = next((report for report in reversed(reports) if 'error' not in report), None)
+  if isinstance(newest, report_lib.Lost):
+    parts.append(rich.markup.escape(f'{newest.error}; retrying'))
+  answered = next(
+    (report for report in reversed(reports) if isinstance(report, report_lib.Report)), None
+  )
   if answered is None:
     return rich.console.Group(*parts)
   parts.append(_table(answered, width))
@@ -347,11 +340,11 @@ def frame(
   return rich.console.Group(*parts, columns)
 
 
-def _curves(reports: Sequence[dict[str, Any]], width: int) -> rich.text.Text:
+def _curves(reports: Sequence[Reported], width: int) -> rich.text.Text:
   """A curve of blocks for each number of `moving`, the newest at the right."""
   columns = [moving(report) for report in list(reports)[-width:]]
   lines = []
-  for name in ('inserts/s', 'samples/s', 'replay ratio', 'throttled', 'starved'):
+  for name in dict.fromkeys(itertools.chain(*columns)):
     values = [column.get(name) for column in columns]
     is_share = name in ('throttled', 'starved')
     top = 1.0 if is_share else max((value for value in values if value is not None), default=0.0)
@@ -360,24 +353,42 @@ def _curves(reports: Sequence[dict[str, Any]], width: int) -> rich.text.Text:
   return rich.text.Text('\n'.join(lines), no_wrap=True)
 
 
-def moving(report: dict[str, Any]) -> dict[str, float | None]:
+def moving(report: Reported) -> dict[str, float | None]:
   """Returns the numbers of a report that are drawn as curves.
 
   Returns:
     'inserts/s', 'samples/s' (sequences), 'replay ratio', 'throttled' and 'starved' (shares of time);
     {} without an answer of a server, and without rates, as in the first report.
   """
-  if 'error' in report or report['limiter'] is None or report['seconds'] is None:
+  if isinstance(report, report_lib.Lost) or report.limiter is None or report.seconds is None:
     return {}
   throttled, starved = live.waiting(report)
-  strata = [row for name, row in report['tables'].items() if name != tables.PARAMS]
-  limited = report['tables'][report['limiter']['table']]
+  strata = [row for name, row in report.tables.items() if name != tables.PARAMS]
+  limited = report.tables[report.limiter['table']]
   return {
     'inserts/s': limited['inserts_per_second'],
     'samples/s': sum(row['samples_per_second'] for row in strata),
-    'replay ratio': report['replay_ratio']['recent'],
+    'replay ratio': report.replay_ratio['recent'],
     'throttled': throttled,
     'starved': starved,
+  }
+
+
+def for_page(report: report_lib.Report) -> dict[str, Any]:
+  """The answer of the dashboard's server for its replay panel.
+
+  Returns:
+    {'report': as JSON, 'cells', 'numbers', 'distributions', 'moving': results of the functions of these
+    names, 'times': [{'name', 'shares': {ACTIVITY: share}}] of the worker threads of a server}
+  """
+  times = worker_times(report) if report.running else {}
+  return {
+    'report': metrics.plain(report.to_json()),
+    'cells': cells(report.tables),
+    'numbers': numbers(report),
+    'distributions': distributions(report),
+    'moving': metrics.plain(moving(report)),
+    'times': [{'name': f'table {name}', 'shares': shares} for name, shares in times.items()],
   }
 
 
@@ -393,28 +404,31 @@ def curve(values: Iterable[float | None], top: float) -> str:
   return ''.join(' ' if value is None else _BLOCKS[height(value)] for value in values)
 
 
-def _line(report: dict[str, Any]) -> str:
+def _line(report: Reported) -> str:
   """Formats a report as one line."""
-  clock = f'{datetime.datetime.fromtimestamp(report["time"]):%H:%M:%S}'
-  if 'error' in report:
-    return f'{clock}  {report["error"]}; retrying'
-  strata = [name for name in sorted(report['tables']) if name != tables.PARAMS]
+  clock = f'{datetime.datetime.fromtimestamp(report.time):%H:%M:%S}'
+  if isinstance(report, report_lib.Lost):
+    return f'{clock}  {report.error}; retrying'
+  strata = [name for name in sorted(report.tables) if name != tables.PARAMS]
   sizes = [
-    f'{name} {report["tables"][name]["size"]:,}/{report["tables"][name]["max_size"]:,}'
-    for name in strata
+    f'{name} {report.tables[name]["size"]:,}/{report.tables[name]["max_size"]:,}' for name in strata
   ]
   rates = moving(report)
   return '  '.join(
     [
-      clock if report['running'] else f'{clock}  not running',
+      clock if report.running else f'{clock}  not running',
       *sizes,
       f'{_rate(rates.get("inserts/s"))} inserts/s',
       f'{_rate(rates.get("samples/s"))} samples/s',
-      f'ratio {report["replay_ratio"]["achieved"]:.2f}',
+      f'ratio {report.replay_ratio["achieved"]:.2f}',
       f'throttled {live.share(rates.get("throttled"))}',
       f'starved {live.share(rates.get("starved"))}',
     ]
   )
+
+
+def _count(value: int | None) -> str:
+  return '-' if value is None else f'{value:,}'
 
 
 def _rate(value: float | None) -> str:

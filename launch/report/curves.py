@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import history
+from hephaestus.launch.report import server
 
 Y_AXES = {
   'normalised_score': 'score (0: random policy, 1: scripted policy)',
@@ -118,8 +119,6 @@ class Comparison(NamedTuple):
     node: kind of process that reported it, one of history.NODES.
     x: the x-axis, one of history.X_AXES.
     curves: the curves; those with a user's label come first, then in the order of the runs.
-    colours: colour index of each curve, counted over all groups of runs of the environment, even
-      those without a curve.
     notes: a line on each curve: its runs, and what to be careful about.
   """
 
@@ -128,7 +127,29 @@ class Comparison(NamedTuple):
   node: str
   x: str
   curves: list[Curve]
-  colours: list[int]
+  notes: list[str]
+
+  @property
+  def key(self) -> str:
+    """'NODE/METRIC', the key of its chart on the page."""
+    return f'{self.node}/{self.metric}'
+
+
+class Table(NamedTuple):
+  """The table of an environment; its texts have Markdown's `code`.
+
+  Attributes:
+    environment: name of the environment.
+    caption: what the table shows, a sentence or two each.
+    headings: headings of the columns.
+    rows: cells of each curve.
+    notes: as in `Comparison`.
+  """
+
+  environment: str
+  caption: list[str]
+  headings: list[str]
+  rows: list[list[str]]
   notes: list[str]
 
 
@@ -139,7 +160,7 @@ class Report(NamedTuple):
     markdown: the whole report: all tables, and the runs that were left out.
     left_out: a line for each run or environment that is not in the report, with the reason.
     figures: the curves of each environment.
-    tables: the table of each of `figures`, as Markdown.
+    tables: the table of each of `figures`.
     runs: each run that could be read, with the label that the user gave it, or None.
     remarks: a line for each run with damaged lines of metrics.
   """
@@ -147,7 +168,7 @@ class Report(NamedTuple):
   markdown: str
   left_out: list[str]
   figures: list[Comparison]
-  tables: list[str]
+  tables: list[Table]
   runs: list[tuple[history.History, str | None]]
   remarks: list[str]
 
@@ -201,8 +222,9 @@ def make(
   if not (runs if all_panels else figures):
     raise ValueError('; '.join(left_out) or 'no runs are given; name their folders')
   notes = '\n'.join(f'* left out: {reason}' for reason in left_out)
-  tables = [_table(figure, picture=pictures) for figure in figures]
-  markdown = '\n\n'.join(tables + ([notes] if notes else [])) + '\n'
+  tables = [_table(figure) for figure in figures]
+  texts = [_markdown(table, picture=pictures) for table in tables] + ([notes] if notes else [])
+  markdown = '\n\n'.join(texts) + '\n'
   remarks = [
     f'{run.folder}: {run.broken} damaged {"line" if run.broken == 1 else "lines"} skipped'
     for _, run in runs
@@ -243,15 +265,7 @@ def _read_all(
 
 def check_packages() -> None:
   """Raises ValueError if a package of the extra `report` is not installed; names it."""
-  try:
-    import markdown_it  # noqa: F401
-    import matplotlib  # noqa: F401
-    import rliable  # noqa: F401
-  except ImportError as error:
-    raise ValueError(
-      f'the package {error.name} is not installed. Install the extra `report`: '
-      'uv sync --inexact --extra report'
-    ) from None
+  server.check_packages('report', 'matplotlib', 'rliable', 'uplot')
 
 
 def _make_figure(
@@ -271,8 +285,7 @@ def _make_figure(
     if numbers is None
   ]
   curves: list[Curve] = []
-  colours: list[int] = []
-  for colour, group in enumerate(groups(runs, [label for label, _ in members])):
+  for group in groups(runs, [label for label, _ in members]):
     known = [
       (runs[index], numbers) for index in group.members if (numbers := series[index]) is not None
     ]
@@ -285,7 +298,6 @@ def _make_figure(
       left_out.append(f'{names}: have no {history.X_AXES[x]} in common; give longer runs')
       continue
     curves.append(curve)
-    colours.append(colour)
   if not curves:
     raise ValueError(f'{runs[0].environment}: has no curve')
   firsts = [curve.runs[0] for curve in curves]
@@ -293,7 +305,7 @@ def _make_figure(
     _notes(curve, x, _differing(_of_agent(firsts, curve.runs[0].config.agent_name)))
     for curve in curves
   ]
-  return Comparison(runs[0].environment, metric, node, x, curves, colours, notes)
+  return Comparison(runs[0].environment, metric, node, x, curves, notes)
 
 
 def _choose(
@@ -539,8 +551,8 @@ def _positions(figure: Comparison) -> np.ndarray:
   return step * np.arange(math.floor(end / step) + 1)
 
 
-def _table(figure: Comparison, *, picture: bool) -> str:
-  """The table of an environment in Markdown, with its notes."""
+def _table(figure: Comparison) -> Table:
+  """The table of an environment."""
   positions = _positions(figure)
   over_x = [estimate(curve.at(positions), 'iqm') for curve in figure.curves]
   last = [np.array([curve.range[1]]) for curve in figure.curves]
@@ -550,24 +562,20 @@ def _table(figure: Comparison, *, picture: bool) -> str:
   ]
   shown = np.concatenate([each.point for each in over_x] + [each[0].point for each in finals])
   number = _number_format(float(np.nanmax(np.abs(shown))))
-  lines = [f'## {figure.name}', '']
-  if picture:
-    lines += [f'![Curves of {figure.name}]({file_name(figure.name)}.png)', '']
   metric = Y_AXES.get(figure.metric, f'`{figure.metric}`')
-  lines += [
+  caption = [
     f'{metric[0].upper()}{metric[1:]}, of the {figure.node}, by {history.X_AXES[figure.x]}: the '
     'interquartile mean over seeds (the mean of fewer than four).',
     f'In parentheses: its {100 * CONFIDENCE:.0f} % confidence interval by stratified bootstrap over '
     f'seeds; with fewer than {FEWEST_SEEDS} seeds, their range. A column has the last value since the '
     'column before; – where nothing was measured.',
-    '',
   ]
   headings = ['curve', 'seeds', *map(_round_place, positions), 'last', 'median', 'minutes']
-  lines += ['| ' + ' | '.join(headings) + ' |', '|' + '---|' * len(headings)]
+  rows = []
   for curve, along, x, (iqm, median) in zip(figure.curves, over_x, last, finals, strict=True):
     minutes = [run.running_minutes for run in curve.runs]
     cells = [
-      curve.label.replace('|', '\\|'),
+      curve.label,
       str(len(curve.runs)),
       *(
         number(value) if is_measured and not np.isnan(value) else '–'
@@ -577,8 +585,22 @@ def _table(figure: Comparison, *, picture: bool) -> str:
       _with_interval(median, number, len(curve.runs)),
       ' to '.join(dict.fromkeys(f'{value:,.1f}' for value in (min(minutes), max(minutes)))),
     ]
-    lines.append('| ' + ' | '.join(cells) + ' |')
-  return '\n'.join([*lines, '', *(f'* {note}' for note in figure.notes)])
+    rows.append(cells)
+  return Table(figure.name, caption, headings, rows, figure.notes)
+
+
+def _markdown(table: Table, *, picture: bool) -> str:
+  """A table in Markdown, with its notes."""
+  lines = [f'## {table.environment}', '']
+  if picture:
+    lines += [f'![Curves of {table.environment}]({file_name(table.environment)}.png)', '']
+  lines += [*table.caption, '']
+  rows = [
+    '| ' + ' | '.join(cell.replace('|', '\\|') for cell in cells) + ' |'
+    for cells in (table.headings, *table.rows)
+  ]
+  lines += [rows[0], '|' + '---|' * len(table.headings), *rows[1:]]
+  return '\n'.join([*lines, '', *(f'* {note}' for note in table.notes)])
 
 
 def file_name(environment: str) -> str:

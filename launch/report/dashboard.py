@@ -9,21 +9,21 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.parse
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from hephaestus.launch.files import folder as folder_lib
-from hephaestus.launch.files import history, metrics
-from hephaestus.launch.inspect import device_replay, live, targets, terminal
+from hephaestus.launch.files import history
+from hephaestus.launch.inspect import targets
 from hephaestus.launch.report import curves, panels, server
 
 MEDIA_TYPES = {'.mp4': 'video/mp4', '.webm': 'video/webm'}
 MOST_VIDEOS = 6  # newest videos of a run that are shown
 READ_SECONDS = 0.04  # longest time to read files per request; the page asks again for the rest
 POLL_SECONDS = 0.9  # least time between two calls of a replay server, for any number of open pages
-DIGITS = 5  # significant digits of a number in a curve
 
 
 class Dashboard:
@@ -66,23 +66,13 @@ class Dashboard:
     """Describes all runs; reads new rows of metrics first.
 
     Returns:
-      {'x_axes': {KEY: label}, 'groups': [{'label', `'world'`: name of the environment}],
-      'runs': [the entries of `panels.state`, 'times': see `panels.times`, 'videos': the newest ones,
-      'name': short name, 'group': index of its group], 'differences': see `panels.differences`}
+      The result of `panels.overview`, with at most MOST_VIDEOS 'videos' of each run, and {'x_axes':
+      {KEY: label}, 'differences': see `panels.differences`}
     """
     with self._lock:
       self._read()
-      colours = {index: at for at, group in enumerate(self._groups) for index in group.members}
-      names = panels.names([each.folder for each in self._histories])
-      return {
-        'x_axes': history.X_AXES,
-        'groups': [{'label': group.label, 'world': group.environment} for group in self._groups],
-        'runs': [
-          _of_run(each) | {'name': name, 'group': colours[index]}
-          for index, (each, name) in enumerate(zip(self._histories, names, strict=True))
-        ],
-        'differences': self._differences,
-      }
+      described = panels.overview(self._histories, self._groups, self._newest_videos)
+    return described | {'x_axes': history.X_AXES, 'differences': self._differences}
 
   def curves(self, x: str, known: str = '') -> str | None:
     """Returns all curves as JSON; reads new rows of metrics first.
@@ -106,7 +96,7 @@ class Dashboard:
       version = hashlib.sha256(versions.encode()).hexdigest()[:16]
       if version == known:
         return None
-      charts = [chart._asdict() for chart in panels.charts(self._histories)]
+      charts = [chart._asdict() for chart in panels.charts(panels.keys(self._histories))]
       head = json.dumps({'version': version, 'unread': unread, 'charts': charts})
       groups = ','.join(self._draw(x, index) for index in range(len(self._groups)))
       return f'{head[:-1]}, "groups": [{groups}]}}'
@@ -118,10 +108,8 @@ class Dashboard:
       index: index of the run.
 
     Returns:
-      {'report': see `live.Inspection.report`, 'cells', 'numbers', 'distributions', 'moving': results
-      of the functions of `terminal` with these names, 'times': [{'name', 'shares': {ACTIVITY: share}}]
-      of the worker threads}, or {'error': the reason}. For a fused run that is not running, the first
-      three are by `device_replay`, the others empty, and 'saved' is when its checkpoints changed last.
+      The result of `terminal.for_page`, or {'error': the reason}. A fused run that is not running is
+      reported by its newest checkpoint.
     """
     return self._reports[index].newest()
 
@@ -155,6 +143,14 @@ class Dashboard:
   def __len__(self) -> int:
     return len(self._histories)
 
+  def _newest_videos(self, index: int) -> list[dict[str, Any]]:
+    """Videos of a run; the address changes while the file is being written."""
+    return [
+      panels.subject(path)
+      | {'source': f'video/{index}/{urllib.parse.quote(path.name)}?written={written}'}
+      for written, path in panels.videos(self._histories[index].folder)[:MOST_VIDEOS]
+    ]
+
   def _read(self) -> int:
     deadline = time.monotonic() + READ_SECONDS
     for each in self._histories:
@@ -167,9 +163,7 @@ class Dashboard:
     version = [each.version for each in members]
     known = self._drawn.get((x, index))
     if known is None or known[0] != version:
-      pairs = dict.fromkeys(pair for each in members for pair in each.metrics())
-      drawn = {key: panels.curve(members, key, x) for key in map('/'.join, pairs)}
-      text = json.dumps({key: _to_json(curve) for key, curve in drawn.items() if curve is not None})
+      text = json.dumps(panels.to_json(panels.drawn(members, x)))
       known = self._drawn[x, index] = version, text
     return known[1]
 
@@ -179,10 +173,11 @@ class _Reports:
 
   def __init__(self, folder: pathlib.Path):
     self._folder = folder
-    self._inspection: live.Inspection | None = None
+    self._inspection: Any = None
     self._lock = threading.Lock()
     self._at = -np.inf
     self._newest: dict[str, Any] = {}
+    self._saved: int | None = None  # when the checkpoints of a fused run had changed last
 
   def newest(self) -> dict[str, Any]:
     with self._lock:
@@ -194,75 +189,23 @@ class _Reports:
   def _read(self) -> dict[str, Any]:
     if not (self._folder / folder_lib.CONFIG).exists():
       return {'error': panels.gone(self._folder)}
+    from hephaestus.launch.inspect import device_replay, live, terminal  # JAX and Reverb
+
     try:
       if targets.is_kept_on_a_device(str(self._folder)) and not folder_lib.is_running(self._folder):
-        return self._read_stopped_fused_run()
+        checkpoints = self._folder / 'checkpoints'
+        saved = checkpoints.stat().st_mtime_ns if checkpoints.exists() else None
+        if saved is None or self._saved != saved:  # a checkpoint takes a while to read
+          self._newest = terminal.for_page(device_replay.read(str(self._folder)))
+          self._saved = saved
+        return self._newest
       if self._inspection is None:
         self._inspection = live.Inspection(
           str(self._folder), timeout_seconds=2.0, read_seconds=READ_SECONDS
         )
-      found = self._inspection.report()
+      return terminal.for_page(self._inspection.report())
     except (ValueError, OSError) as error:  # of which ConnectionError is one
       return {'error': str(error)}
-    return {
-      'report': metrics.plain(found),
-      'cells': terminal.cells(found),
-      'numbers': terminal.numbers(found),
-      'distributions': terminal.distributions(found),
-      'moving': metrics.plain(terminal.moving(found)),
-      'times': [
-        {'name': f'table {name}', 'shares': shares}
-        for name, shares in terminal.worker_times(found).items()
-      ],
-    }
-
-  def _read_stopped_fused_run(self) -> dict[str, Any]:
-    checkpoints = self._folder / 'checkpoints'
-    saved = checkpoints.stat().st_mtime_ns if checkpoints.exists() else None
-    if saved is None or self._newest.get('saved') != saved:  # a checkpoint takes a while to read
-      found = device_replay.read(str(self._folder)) | {'time': time.time()}
-      self._newest = {
-        'saved': saved,
-        'report': metrics.plain(found),
-        'cells': device_replay.cells(found),
-        'numbers': device_replay.numbers(found),
-        'distributions': [],
-        'moving': {},
-        'times': [],
-      }
-    return self._newest
-
-
-def _of_run(run: history.History) -> dict[str, Any]:
-  """State, share of time by activity, and videos of a run."""
-  shown = panels.videos(run.folder)[:MOST_VIDEOS]
-  return panels.state(run) | {
-    'times': panels.times(run),
-    'videos': [
-      {
-        'name': path.name,
-        'written': written,  # changes while the file is being written
-        **panels.subject(path),
-      }
-      for written, path in shown
-    ],
-  }
-
-
-def _to_json(curve: panels.GroupCurve) -> dict[str, Any]:
-  """A curve as JSON values."""
-  numbers = {name: rounded(getattr(curve, name)) for name in ('x', 'mean', 'low', 'high')}
-  return numbers | {
-    'seeds': [{'x': rounded(each.x), 'mean': rounded(each.value)} for each in curve.seeds]
-  }
-
-
-def rounded(values: np.ndarray) -> list[float]:
-  """Rounds finite numbers [N] to DIGITS significant digits; those with more before the point to integers."""
-  with np.errstate(divide='ignore'):
-    power = np.floor(np.log10(np.abs(values)))
-  scale = 10.0 ** np.clip(DIGITS - 1 - np.where(np.isfinite(power), power, 0), 0, 300)
-  return (np.round(values * scale) / scale).tolist()
 
 
 def make_app(dashboard: Dashboard, token: str) -> server.App:
@@ -273,12 +216,6 @@ def make_app(dashboard: Dashboard, token: str) -> server.App:
     token: secret that the path of every request must begin with.
   """
   from starlette import applications, exceptions, requests, responses, routing
-
-  def file(path: pathlib.Path) -> routing.Route:
-    return routing.Route(
-      '/' if path.name == 'index.html' else f'/{path.name}',
-      lambda request: responses.FileResponse(path),
-    )
 
   def place(request: requests.Request, value: str) -> int:
     if value not in map(str, range(len(dashboard))):
@@ -312,11 +249,8 @@ def make_app(dashboard: Dashboard, token: str) -> server.App:
       raise exceptions.HTTPException(404, f'{name}: no such video')
     return responses.FileResponse(found[0], media_type=found[1])
 
-  uplot = _uplot()
-  static = [server.PAGE / name for name in ('index.html', 'page.js', *server.SHARED)]
-  static += [uplot / 'uPlot.iife.js', uplot / 'uPlot.min.css']
   routes = [
-    *map(file, static),
+    *server.static(files()),
     routing.Route('/api/runs', runs),
     routing.Route('/api/curves', curves),
     routing.Route('/api/replay/{run}', replay),
@@ -326,11 +260,13 @@ def make_app(dashboard: Dashboard, token: str) -> server.App:
   return server.Guard(app, token, 'dashboard')
 
 
-def _uplot() -> pathlib.Path:
-  """Folder of the installed uPlot library, found without importing its package."""
-  found = importlib.util.find_spec('uplot')
+def files() -> list[pathlib.Path]:
+  """The page and the files that it refers to by their names."""
+  found = importlib.util.find_spec('uplot')  # without importing its package
   assert found is not None and found.submodule_search_locations is not None
-  return pathlib.Path(found.submodule_search_locations[0]) / 'static'
+  uplot = pathlib.Path(found.submodule_search_locations[0]) / 'static'
+  own = [server.PAGE / name for name in ('index.html', 'page.js', *server.SHARED)]
+  return [*own, uplot / 'uPlot.iife.js', uplot / 'uPlot.min.css']
 
 
 def serve(folders: Sequence[pathlib.Path], port: int) -> None:
@@ -344,7 +280,7 @@ def serve(folders: Sequence[pathlib.Path], port: int) -> None:
     ValueError: none of the folders is a run's, a package of the extra `dashboard` is not
       installed, or the port cannot be used.
   """
-  server.check_packages('uplot')
+  server.check_packages('dashboard', *server.PACKAGES, 'uplot')
   with tempfile.TemporaryDirectory() as videos:
     dashboard = Dashboard(folders, pathlib.Path(videos))
     for reason in dashboard.left_out:

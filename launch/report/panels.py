@@ -3,7 +3,7 @@
 import contextlib
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import imageio.v2 as imageio
@@ -23,6 +23,7 @@ MOST_PIXELS, MOST_VIDEO_PIXELS = (
   1 << 29,
 )  # of a frame, and of all frames of a converted GIF
 MOST_DIAGNOSIS = 1 << 20  # bytes of doctor.json that are read
+DIGITS = 5  # significant digits of a number in a curve
 FRAMES_PER_SECOND = 8.0  # assumed for a GIF that does not store its speed
 LEARNING, ENVIRONMENT, REPLAY = 'Learning', 'Environment', 'Replay over the run'
 # Prefixes of 'NODE/METRIC' by section; a chart is in the first section with a matching prefix.
@@ -91,12 +92,6 @@ TITLES = {
   'actor/inserted_fraction': 'share of time that actors insert',
 }
 
-DREAM_NOTE = (
-  'Dreams: left is the episode, right the output of the world model. Under the green line it '
-  'reconstructs observations; under the purple line it predicts them from the actions only. The '
-  'bars below are the context weights of earlier steps, the newest at the right.'
-)
-
 
 class Chart(NamedTuple):
   """One picture of a metric's curves.
@@ -114,6 +109,8 @@ class Chart(NamedTuple):
 
 class GroupCurve(NamedTuple):
   """A metric of a group of runs along the x-axis.
+
+  On the page it is {'x', 'mean', 'low', 'high', 'seeds': [{'x', 'mean'}]}, see `to_json`.
 
   Attributes:
     x: [N] f64, increasing positions.
@@ -139,16 +136,20 @@ def names(folders: Sequence[pathlib.Path]) -> list[str]:
   ]
 
 
-def charts(histories: Sequence[history.History]) -> list[Chart]:
-  """Charts of all metrics of some runs, ordered by section; those in TITLES come first in theirs."""
-  keys = dict.fromkeys('/'.join(pair) for each in histories for pair in each.metrics())
+def keys(histories: Sequence[history.History]) -> list[str]:
+  """Keys of the charts of all metrics of some runs, 'NODE/METRIC'."""
+  return list(dict.fromkeys('/'.join(pair) for each in histories for pair in each.metrics()))
+
+
+def charts(keys: Iterable[str]) -> list[Chart]:
+  """Charts by their keys, ordered by section; those in TITLES come first in theirs."""
   titled = list(TITLES)
 
   def order(chart: Chart) -> tuple[int, int, str]:
     place = titled.index(chart.key) if chart.key in TITLES else len(titled)
     return list(SECTIONS).index(chart.section), place, chart.key
 
-  return sorted((_chart(key) for key in keys), key=order)
+  return sorted(map(_chart, set(keys)), key=order)
 
 
 def _chart(key: str) -> Chart:
@@ -189,6 +190,66 @@ def curve(members: Sequence[history.History], key: str, x: str) -> GroupCurve | 
   return GroupCurve(places, mean, values.min(axis=0), values.max(axis=0), seeds)
 
 
+def drawn(members: Sequence[history.History], x: str) -> dict[str, GroupCurve]:
+  """The curves of a group of runs by the keys of their charts, see `curve`."""
+  found = {key: curve(members, key, x) for key in keys(members)}
+  return {key: each for key, each in found.items() if each is not None}
+
+
+def to_json(drawn: Mapping[str, GroupCurve]) -> dict[str, Any]:
+  """Curves as JSON values, by the keys of their charts."""
+  return {
+    key: {name: rounded(getattr(each, name)) for name in ('x', 'mean', 'low', 'high')}
+    | {'seeds': [{'x': rounded(seed.x), 'mean': rounded(seed.value)} for seed in each.seeds]}
+    for key, each in drawn.items()
+  }
+
+
+def rounded(values: np.ndarray) -> list[float]:
+  """Rounds finite numbers [N] to DIGITS significant digits; those with more before the point to integers."""
+  with np.errstate(divide='ignore'):
+    power = np.floor(np.log10(np.abs(values)))
+  scale = 10.0 ** np.clip(DIGITS - 1 - np.where(np.isfinite(power), power, 0), 0, 300)
+  return (np.round(values * scale) / scale).tolist()
+
+
+def overview(
+  histories: Sequence[history.History],
+  groups: Sequence[curves.Group],
+  show_videos: Callable[[int], list[dict[str, Any]]],
+  *,
+  throughout: bool = False,
+) -> dict[str, Any]:
+  """Describes runs for the page.
+
+  Args:
+    histories: the runs.
+    groups: their groups, see `curves.groups`.
+    show_videos: function from the index of a run to its videos: their `subject`, and 'source', an
+      address, or 'reason', why they are not shown.
+    throughout: see `times`.
+
+  Returns:
+    {'groups': [{'label', `'world'`: name of the environment, 'seeds': number of runs}],
+    'runs': [the entries of `state`, 'times': see `times`, 'videos', 'name': short name,
+    'group': index of its group]}
+  """
+  group_of = {index: at for at, group in enumerate(groups) for index in group.members}
+  short = names([each.folder for each in histories])
+  return {
+    'groups': [
+      {'label': group.label, 'world': group.environment, 'seeds': len(group.members)}
+      for group in groups
+    ],
+    'runs': [
+      state(each)
+      | {'times': times(each, throughout=throughout), 'videos': show_videos(index)}
+      | {'name': name, 'group': group_of[index]}
+      for index, (each, name) in enumerate(zip(histories, short, strict=True))
+    ],
+  }
+
+
 def gone(folder: pathlib.Path) -> str:
   """Returns the message for a run whose folder was deleted."""
   return f'the folder {folder} is gone, or no longer one of a run'
@@ -202,9 +263,9 @@ def state(run: history.History) -> dict[str, Any]:
     'finished', 'stopped', 'not started', 'gone' or 'broken', 'messages': a line for each remark,
     'environment_step', 'max_environment_steps', 'learner_step', 'score': newest normalised score,
     'episode_return': mean of the newest evaluation, 'written': unix seconds of its newest metrics,
-    'nodes': [{'name', 'state': in words, 'restarts', 'since': unix seconds of its newest event,
-    'wrote': unix seconds of its newest metrics}], 'events': [{'time': unix seconds, 'text'}]};
-    unknown values are None.
+    'nodes': [{'name', 'state': in words, 'style': class of page.css, 'restarts', 'wrote': unix
+    seconds of its newest metrics}], 'events': [{'time': unix seconds, 'text'}]}; unknown values are
+    None.
   """
   known = {
     'folder': str(run.folder),
@@ -279,25 +340,28 @@ def _diagnosed(folder: pathlib.Path) -> list[str]:
 def _nodes(run: history.History, running: bool) -> list[dict[str, Any]]:
   """State of each node, the number of its restarts, and the time of its newest metrics."""
   newest = {row['name']: row for row in run.events if 'pid' in row and 'name' in row}
-  words = {
-    'started': 'running' if running else 'killed with its launcher',
-    'restarting': 'waits for its restart',
-    'gave_up': 'failed again and again',
-    'finished': 'finished',
-    'stopping': 'stopping' if running else 'killed with its launcher',
+  killed = ('killed with its launcher', 'failed')
+  states = {
+    'started': ('running', 'running') if running else killed,
+    'restarting': ('waits for its restart', 'waits'),
+    'gave_up': ('failed again and again', 'failed'),
+    'finished': ('finished', 'finished'),
+    'stopping': ('stopping', 'waits') if running else killed,
   }
-  return [
-    {
-      'name': name,
-      'state': words.get(row['kind'], 'stopped'),
-      'restarts': sum(
-        each.get('name') == name and each['kind'] == 'restarting' for each in run.events
-      ),
-      'since': row['time'],
-      'wrote': run.last(name, 'time'),
-    }
-    for name, row in newest.items()
-  ]
+  nodes = []
+  for name, row in newest.items():
+    words, style = states.get(row['kind'], ('stopped', 'stopped'))
+    restarts = sum(each.get('name') == name and each['kind'] == 'restarting' for each in run.events)
+    nodes.append(
+      {
+        'name': name,
+        'state': words,
+        'style': style,
+        'restarts': restarts,
+        'wrote': run.last(name, 'time'),
+      }
+    )
+  return nodes
 
 
 def _events(run: history.History) -> list[dict[str, Any]]:

@@ -1,13 +1,10 @@
-"""Draws curves as PNG files, in the colours of the page, and embeds them in HTML."""
+"""Draws curves as PNG files, in the colours of the page."""
 
-import base64
 import functools
-import html
 import io
-import pathlib
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +15,8 @@ from hephaestus.launch.report import server
 
 COLOURS = 7  # colours of curves; further curves reuse them with dashed lines
 LINES = ('-', '--', ':')
-DOTS_PER_INCH = 200
+SIZE, DOTS_PER_INCH = (6.4, 3.9), 200  # inches
+POINTS = 10.5  # size of the text
 TONES = 64  # colours of a PNG, which has a quarter of the size of one in full colour
 
 
@@ -45,94 +43,72 @@ class Line(NamedTuple):
 
 
 def draw_lines(
-  title: str,
-  x_label: str,
-  y_label: str,
-  lines: Sequence[Line],
-  *,
-  large: bool = False,
-  narrow: bool = True,
-  levels: Sequence[float] = (),
-  dark: bool = False,
+  title: str, x_label: str, y_label: str, lines: Sequence[Line], levels: Sequence[float] = ()
 ) -> bytes:
-  """Draws curves with their bands, and seeds as thin lines, in the page's colours.
+  """Draws step curves with their bands, and seeds as thin lines, in the page's colours.
 
   Args:
     title: title above the picture.
     x_label: label of the x-axis.
     y_label: label of the y-axis; '' if the title is enough.
     lines: the curves, at least one.
-    large: whether it is the main picture, with step curves and always a legend.
-    narrow: whether the picture is for a narrow column.
     levels: y positions of dashed horizontal lines.
-    dark: whether the picture is for a dark page.
 
   Returns:
     The content of a PNG file.
   """
   from matplotlib import figure as figures
+  from matplotlib import layout_engine
 
-  palette = _palettes()[dark]
-  size, points = ((4.2, 3.4 if large else 2.35), 9.5) if narrow else ((6.4, 3.9), 10.5)
-  wrapped = textwrap.wrap(title, 46 if narrow else 60)
-  figure = figures.Figure(figsize=size, dpi=DOTS_PER_INCH, facecolor=palette['card'])
+  palette = _palette()
+  figure = figures.Figure(
+    figsize=SIZE,
+    dpi=DOTS_PER_INCH,
+    facecolor=palette['card'],
+    layout=layout_engine.ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1),
+  )
   axes = figure.add_subplot(facecolor=palette['card'])
-  # Matplotlib's own layouts draw twice. These margins put the axes of all pictures at one place.
-  left = 0.135 + 0.06 * (narrow and bool(y_label))
-  em = points / 72 / size[1]  # of text, as a share of the height
-  title_points = points + 1.5 * large
-  above = (1.25 * title_points * len(wrapped) + 12) / 72 / size[1]  # 6 below the title, 6 above it
-  figure.subplots_adjust(left=left, right=0.97, bottom=3.6 * em, top=1 - above)
   for line in lines:
-    _draw_line(axes, line, palette, large=large)
+    _draw_line(axes, line, palette)
   for level in levels:
     axes.axhline(level, color=palette['faint'], linewidth=0.9, linestyle=(0, (4, 4)), zorder=1)
   axes.set_title(
-    '\n'.join(wrapped),
+    '\n'.join(textwrap.wrap(title, 60)),
     loc='left',
-    fontsize=title_points,
-    fontweight='bold' if large else 'normal',
+    fontsize=POINTS + 1.5,
+    fontweight='bold',
     color=palette['text'],
   )
-  axes.set_xlabel(x_label, fontsize=points if large else points - 1, color=palette['faint'])
-  if y_label:
-    axes.set_ylabel(y_label, fontsize=points, color=palette['faint'])
-  _draw_grid(axes, palette, points, marks=(5 if narrow else 7, 7 if large else 5))
-  if large or len(lines) > 1:
-    axes.legend(
-      fontsize=points - (2 if narrow else 1), frameon=True, framealpha=0.8, edgecolor='none',
-      facecolor=palette['card'], labelcolor=palette['text'], handlelength=1.4,
-    )  # fmt: skip
+  axes.set_xlabel(x_label, fontsize=POINTS, color=palette['faint'])
+  axes.set_ylabel(y_label, fontsize=POINTS, color=palette['faint'])
+  _draw_grid(axes, palette)
+  axes.legend(
+    fontsize=POINTS - 1, frameon=True, framealpha=0.8, edgecolor='none',
+    facecolor=palette['card'], labelcolor=palette['text'], handlelength=1.4,
+  )  # fmt: skip
   return _to_png(figure)
 
 
-def _draw_line(axes: Any, line: Line, palette: dict[str, str], *, large: bool) -> None:
+def _draw_line(axes: Any, line: Line, palette: dict[str, str]) -> None:
   """Draws a curve, its band, a dot at its end, and its seeds as thin lines."""
-  drawstyle = 'steps-post' if large else 'default'
   colour = palette[f'c{line.colour % COLOURS}']
   style = LINES[line.colour // COLOURS % len(LINES)]
+  steps = {'color': colour, 'drawstyle': 'steps-post'}
   for seed in line.seeds:
-    axes.plot(seed.x, seed.value, color=colour, linewidth=0.7, alpha=0.4, drawstyle=drawstyle)
-  axes.fill_between(
-    line.x, line.low, line.high, color=colour, alpha=0.18, linewidth=0,
-    step='post' if large else None,
-  )  # fmt: skip
-  width = 2.0 if large else 1.6
-  axes.plot(
-    line.x, line.point, style, color=colour, linewidth=width, drawstyle=drawstyle,
-    label=line.label,
-  )  # fmt: skip
-  axes.plot(line.x[-1:], line.point[-1:], 'o', color=colour, markersize=2.2 * width)
+    axes.plot(seed.x, seed.value, linewidth=0.7, alpha=0.4, **steps)
+  axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.18, linewidth=0, step='post')
+  axes.plot(line.x, line.point, style, linewidth=2.0, label=line.label, **steps)
+  axes.plot(line.x[-1:], line.point[-1:], 'o', color=colour, markersize=4.4)
 
 
-def _draw_grid(axes: Any, palette: dict[str, str], points: float, marks: tuple[int, int]) -> None:
-  """Draws the grid and ticks at round numbers, at most `marks` of them along x and y."""
+def _draw_grid(axes: Any, palette: dict[str, str]) -> None:
+  """Draws the grid and a few ticks at round numbers."""
   from matplotlib import ticker
 
-  axes.tick_params(labelsize=points - 1, colors=palette['faint'], length=3)
-  for axis, most in zip((axes.xaxis, axes.yaxis), marks, strict=True):
+  axes.tick_params(labelsize=POINTS - 1, colors=palette['faint'], length=3)
+  for axis in (axes.xaxis, axes.yaxis):
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: _short(value)))
-    axis.set_major_locator(ticker.MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]))
+    axis.set_major_locator(ticker.MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
   axes.grid(color=palette['grid'], linewidth=0.8)
   axes.set_axisbelow(True)
   axes.spines[['top', 'right']].set_visible(False)
@@ -149,12 +125,10 @@ def _to_png(figure: Any) -> bytes:
 
 
 @functools.cache
-def _palettes() -> tuple[dict[str, str], dict[str, str]]:
-  """The page's colours by name, light and dark."""
+def _palette() -> dict[str, str]:
+  """The page's light colours by name."""
   style = (server.PAGE / 'page.css').read_text()
-  light, dark = re.findall(r':root \{(.*?)\}', style, re.DOTALL)
-  read = lambda text: dict(re.findall(r'--(\w+): (#\w+);', text))
-  return read(light), read(dark)
+  return dict(re.findall(r'--(\w+): (#\w+);', style[: style.index('}')]))
 
 
 def _short(value: float) -> str:
@@ -164,51 +138,3 @@ def _short(value: float) -> str:
     if size >= unit:
       return f'{value / unit:.4g}{letter}'
   return f'{value:.4g}'
-
-
-class Pictures:
-  """Writes the pictures of a report as files, and embeds them in the page.
-
-  Args:
-    out: folder of the files.
-    say: called with a line at every tenth picture, since a report may have hundreds.
-
-  Attributes:
-    count: number of pictures so far.
-  """
-
-  def __init__(self, out: pathlib.Path, say: Callable[[str], None]):
-    self._out = out
-    self._say = say
-    self.count = 0
-
-  def add(self, stem: str, text: str, draw: Any, *, wide: bool = False) -> str:
-    """Writes OUT/STEM.png; returns HTML with a light and a dark version of the picture.
-
-    Args:
-      stem: name of the file, without its suffix.
-      text: alternative text.
-      draw: function of `narrow` and `dark` that returns a PNG, see `draw_lines`.
-      wide: whether the picture is larger on a wide page.
-    """
-    self.count += 1
-    if self.count % 10 == 1:
-      self._say(f'draws picture {self.count}: {text}')
-    light = draw(narrow=not wide)
-    (self._out / f'{stem}.png').write_bytes(light)
-    dark, little = '(prefers-color-scheme: dark)', '(max-width: 600px)'
-    sources = {dark: draw(narrow=not wide, dark=True)}
-    if wide:
-      small = {f'{little} and {dark}': draw(narrow=True, dark=True), little: draw(narrow=True)}
-      sources = small | sources
-    listed = ''.join(
-      f'<source media="{media}" srcset="{data_url("image/png", content)}">'
-      for media, content in sources.items()
-    )
-    shown = f'<img alt="{html.escape(text)}" src="{data_url("image/png", light)}">'
-    return f'<picture>{listed}{shown}</picture>'
-
-
-def data_url(media_type: str, content: bytes) -> str:
-  """A file as a URL that contains it; `media_type` is such as image/png."""
-  return f'data:{media_type};base64,{base64.b64encode(content).decode()}'

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Seque
 from typing import Any
 
 PAGE = pathlib.Path(__file__).parent / 'assets'  # a report uses its style, too
+PACKAGES = ('starlette', 'uvicorn')  # that a server needs
 SHARED = ('elements.js', 'page.css', 'icon.svg')  # files of PAGE that all pages use
 HEADERS = {
   'Content-Security-Policy': "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -86,17 +87,24 @@ class Guard:
     return None
 
 
-def check_packages(*names: str) -> None:
-  """Raises ValueError if a package of the extra `dashboard` is not installed; names it.
+def static(files: Sequence[pathlib.Path]) -> list[Any]:
+  """Routes that serve files by their names, index.html at '/'."""
+  from starlette import responses, routing
 
-  Args:
-    names: packages that are needed in addition to starlette and uvicorn.
-  """
-  for name in ('starlette', 'uvicorn', *names):
+  def route(path: pathlib.Path) -> routing.Route:
+    address = '/' if path.name == 'index.html' else f'/{path.name}'
+    return routing.Route(address, lambda request: responses.FileResponse(path))
+
+  return list(map(route, files))
+
+
+def check_packages(extra: str, *names: str) -> None:
+  """Raises ValueError if a package of an extra is not installed; names both."""
+  for name in names:
     if importlib.util.find_spec(name) is None:
       raise ValueError(
-        f'the package {name} is not installed. Install the extra `dashboard`: '
-        'uv sync --inexact --extra dashboard'
+        f'the package {name} is not installed. Install the extra `{extra}`: '
+        f'uv sync --inexact --extra {extra}'
       )
 
 

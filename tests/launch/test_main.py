@@ -243,6 +243,7 @@ def test_wrong_input_is_refused_before_imports_that_take_seconds(tmp_path):
     ['watch', 'nosuch'],
     ['export', 'nosuch', '--out', 'policy'],
     ['report', 'nosuch'],
+    ['dashboard', 'nosuch'],
     ['doctor', 'nosuch'],
     ['doctor', 'gymnax/nosuch'],
   ]

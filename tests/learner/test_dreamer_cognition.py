@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scaling
 from small_dreamer import BATCH, COGNITION, NUM_STEPS, RATES, make_batch, make_dreamer
 from trainer import Trainer, assert_same_step
 
 from hephaestus.agents.dreamer import memory as memory_lib
 from hephaestus.agents.dreamer import modules, rssm
-from hephaestus.learner import dreamer_update, scaling
+from hephaestus.learner import dreamer_update
 
 SIZE = COGNITION['memory_size']
 

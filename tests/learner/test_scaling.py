@@ -4,12 +4,13 @@ import dataclasses
 
 import jax
 import pytest
+import scaling
 import tiny
 
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import modules
-from hephaestus.learner import bench, scaling
+from hephaestus.learner import bench
 
 
 @pytest.fixture(scope='module')
@@ -76,3 +77,8 @@ def test_precision_is_read_in_the_text_of_a_program():
 def test_missing_devices_are_refused(work):
   with pytest.raises(ValueError, match='--devices 2 99: each must lie in 1 to 8'):
     scaling.scaling(work, [2, 99])
+
+
+def test_unknown_size_is_named_in_one_line(capsys):
+  assert scaling.main(['--size', '2m']) == 2
+  assert capsys.readouterr().err.startswith('scaling: --size 2m: choose one of laptop')

@@ -141,9 +141,8 @@ def draw(rows: Sequence[Row], out: pathlib.Path) -> dict[str, str]:
       levels = () if task.target is None else (task.target,)
       y_label = 'mean episode return while acting'
       picture = pictures.draw_lines(
-        task.name, history.X_AXES['environment_step'], y_label, lines,
-        large=True, narrow=False, levels=levels,
-      )  # fmt: skip
+        task.name, history.X_AXES['environment_step'], y_label, lines, levels
+      )
       (out / files[task.name]).write_bytes(picture)
   return files
 

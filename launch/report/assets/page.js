@@ -1,9 +1,10 @@
-// Fetches the numbers of runs from the page's server and draws them. Sends GET requests only.
+// Draws the numbers of runs: a report has them inside, the dashboard's page gets them by GET requests.
 'use strict';
 
 const PERIOD = 5000;  // milliseconds between two requests; each costs the run about 50 ms of a core
 const KEPT = 150;  // reports on replay in its charts
 const COLOURS = 7;
+const stored = JSON.parse(find('stored').textContent);  // of a report; else null
 const axis = find('axis');
 const environment = find('environment');
 const hidden = new Set();  // groups that the legend switches off
@@ -39,8 +40,11 @@ function marked(marks) {
 
 const percent = (share) => `${Math.round(100 * share)} %`;
 
+const moment = (seconds) => new Date(1000 * seconds).toLocaleString('sv');
+
 function ago(seconds) {
   if (seconds === null) return '–';
+  if (stored) return moment(seconds);
   const since = Math.max(0, Date.now() / 1000 - seconds);
   if (since < 90) return `${Math.round(since)} s ago`;
   if (since < 5400) return `${Math.round(since / 60)} min ago`;
@@ -157,6 +161,7 @@ class Chart {
     }
     const onCursor = (plot) => this.tell(plot.cursor.idx);
     this.plot = new uPlot(options(width, this.height, series, bands, onCursor, this.sync, this.unit), this.data, this.place);
+    this.tell(null);
   }
 
   resize() {
@@ -214,9 +219,8 @@ function drawCurves() {
 function drawLegend() {
   const shown = runs.groups.map((group, index) => [group, index]).filter(([group]) => isChosen(group));
   find('legend').replaceChildren(...(shown.length > 1 ? shown : []).map(([group, index]) => {
-    const seeds = runs.runs.filter((run) => run.group === index).length;
     const button = make('button', {type: 'button', 'aria-pressed': String(!hidden.has(index))},
-      make('span', {class: `dot g${index % COLOURS}`}), `${nameOf(group)}${seeds > 1 ? ` · ${seeds} seeds` : ''}`);
+      make('span', {class: `dot g${index % COLOURS}`}), `${nameOf(group)}${group.seeds > 1 ? ` · ${group.seeds} seeds` : ''}`);
     button.addEventListener('click', () => {
       if (hidden.has(index)) hidden.delete(index); else hidden.add(index);
       drawLegend();
@@ -236,6 +240,7 @@ function drawRuns() {
     number(run.environment_step), number(run.max_environment_steps), number(run.learner_step),
     number(run.score === null ? run.episode_return : run.score), ago(run.written),
   ]);
+  find('runs').hidden = !rows.length;
   const element = document.querySelector('#runs table');
   const headings = ['run', 'environment', 'agent', 'seed', 'state', 'steps', 'of', 'updates', 'score or return', 'last metrics'];
   table(element, headings, rows, 5);
@@ -260,11 +265,11 @@ function drawNodes() {
     const list = make('table');
     table(list, ['node', 'state', 'restarts', 'last metrics'], run.nodes.map((node) => [
       node.name,
-      make('span', {class: node.state === 'running' || node.state === 'finished' ? 'running' : node.state.startsWith('waits') ? 'waits' : node.state === 'stopped' ? 'stopped' : 'failed'}, node.state),
+      make('span', {class: node.style}, node.state),
       make('span', {class: node.restarts ? 'waits' : ''}, number(node.restarts)), ago(node.wrote),
     ]), 2);
     const events = run.events.slice().reverse().map((event) => make('li', {},
-      make('time', {}, new Date(1000 * event.time).toLocaleTimeString('en-GB')), event.text));
+      make('time', {}, moment(event.time)), event.text));
     return make('div', {class: 'card scroll'}, make('h3', {}, run.name), ...(run.nodes.length ? [list] : []), ...(events.length ? [make('ul', {}, ...events)] : []));
   }));
 }
@@ -279,18 +284,19 @@ function makeRoom(video) {
 
 let videosShown = '';
 function drawVideos() {
-  const videos = runs.runs.flatMap((run, index) => run.videos.map((video) => ({run, index, video})));
-  const names = JSON.stringify(videos.map(({index, video}) => [index, video]));
+  const videos = runs.runs.flatMap((run) => run.videos.map((video) => ({run, video})));
+  const names = JSON.stringify(videos.map(({video}) => video));
   if (names === videosShown) return;
   videosShown = names;
   const still = matchMedia('(prefers-reduced-motion: reduce)').matches;
   const dreams = videos.some(({video}) => video.dream);
   find('videos-note').hidden = !dreams;
-  const cards = videos.map(({run, index, video}) => make('figure', {class: 'card'},
+  find('videos').hidden = stored && !videos.length;
+  const cards = videos.map(({run, video}) => make('figure', {class: 'card'},
     make('h3', {}, run.name, ' ', make('small', {}, (video.update === null ? video.name : `update ${number(video.update)}`) + (video.dream ? ', with its dream' : ''))),
-    make('video', {src: `video/${index}/${encodeURIComponent(video.name)}?written=${video.written}`, controls: true, muted: true, loop: true, autoplay: !still, playsinline: '', preload: 'auto'}),
+    video.reason ? make('p', {class: 'note'}, video.reason) : make('video', {src: video.source, controls: true, muted: true, loop: true, autoplay: !still, playsinline: '', preload: 'auto'}),
   ));
-  for (const video of cards.map((card) => card.querySelector('video'))) {
+  for (const video of cards.flatMap((card) => [...card.querySelectorAll('video')])) {
     video.addEventListener('loadedmetadata', () => makeRoom(video));
   }
   find('video-cards').replaceChildren(...(cards.length ? cards : [make('p', {class: 'card note'},
@@ -314,15 +320,33 @@ function drawConfigs() {
   table(element, ['run', ...keys], rows);
 }
 
+function drawTables() {
+  const shown = stored.tables.filter((each) => isChosen({world: each.environment}));
+  find('tables').hidden = !shown.length;
+  const plain = (text) => text.replaceAll('`', '');  // marks of code in Markdown
+  const list = (lines) => lines.map((text) => make('li', {}, plain(text)));
+  find('table-cards').replaceChildren(...shown.map(({environment: name, caption, headings, rows, notes}) => {
+    const cells = make('table', {class: 'stack'});
+    table(cells, headings, rows);
+    return make('div', {class: 'card'}, make('h3', {}, name), ...caption.map((text) => make('p', {class: 'note'}, plain(text))),
+      make('div', {class: 'scroll'}, cells), make('ul', {class: 'list'}, ...list(notes)));
+  }));
+  find('left-out').hidden = !stored.left_out.length;
+  document.querySelector('#left-out ul').replaceChildren(...list(stored.left_out));
+}
+
 // Replay
 
 const reports = [];
-const replayCharts = ['inserts/s', 'samples/s', 'replay ratio', 'waiting'].map((name) => {
-  const title = name === 'waiting' ? 'share of time inserts are blocked, sampling is blocked' : name;
-  const chart = new Chart(title, 104, null, ' s');
-  find('replay-charts').append(chart.element);
-  return [name, chart];
-});
+const replayCharts = new Map();  // by the names of numbers in `moving`
+
+function replayChart(name) {
+  if (!replayCharts.has(name)) {
+    replayCharts.set(name, new Chart(name, 104, null, ' s'));
+    find('replay-charts').append(replayCharts.get(name).element);
+  }
+  return replayCharts.get(name);
+}
 
 function drawReplay(answer) {
   const failed = 'error' in answer;
@@ -347,24 +371,24 @@ function drawReplay(answer) {
     if (reports.length > KEPT) reports.shift();
   }
   const places = reports.map((report) => report.time - answer.report.time);
-  const column = (name) => reports.map((report) => report.moving[name] ?? null);
-  for (const [name, chart] of replayCharts) {
-    const names = name === 'waiting' ? ['throttled', 'starved'] : [name];
-    const columns = names.flatMap((each) => [column(each), column(each), column(each)]);
-    // A stopped run has one report, and no curve.
-    chart.element.hidden = !columns.some((each) => each.filter((value) => value !== null).length > 1);
-    if (chart.element.hidden) continue;
-    chart.draw(names.map((each, index) => ({colour: index, name: each, seeds: 0})), [places, ...columns]);
+  for (const chart of replayCharts.values()) chart.element.hidden = true;
+  // The first report has no rates.
+  for (const name of Object.keys(answer.moving)) {
+    const column = reports.map((report) => report.moving[name] ?? null);
+    if (column.filter((value) => value !== null).length < 2) continue;
+    replayChart(name).element.hidden = false;
+    replayChart(name).draw([{colour: 0, name, seeds: 0}], [places, column, column, column]);
   }
   drawTimes(answer.times);
 }
 
 function drawTimes(ofTables) {
   if (!runs) return;
-  const run = runs.runs[Number(find('replay-run').value) || 0];
-  const rows = [...run.times, ...ofTables];
+  const selected = Number(find('replay-run').value) || 0;
+  const shown = runs.runs.filter((run, index) => stored || index === selected);
+  const rows = shown.flatMap((run) => [...run.times, ...ofTables].map((row) => ({run, ...row})));
   find('times').hidden = !rows.length;
-  find('time-bars').replaceChildren(...rows.map(({name, shares}) => {
+  find('time-bars').replaceChildren(...rows.map(({run, name, shares}) => {
     const parts = Object.entries(shares).map(([activity, share], index) => [activity, share, index]).filter(([, share]) => share >= 0.005);
     const bar = make('div', {class: 'bar'}, ...parts.map(([activity, share, index]) => {
       const part = make('span', {class: `g${index % COLOURS}`, title: `${activity} ${percent(share)}`});
@@ -373,7 +397,7 @@ function drawTimes(ofTables) {
     }));
     const words = make('div', {class: 'shares'}, ...parts.map(([activity, share, index]) =>
       make('span', {}, make('span', {class: `dot g${index % COLOURS}`}), `${activity} ${percent(share)}`)));
-    return make('div', {class: 'card'}, make('h3', {}, name, ' ', make('small', {}, run.name)), bar, words);
+    return make('div', {class: 'card'}, make('h3', {}, name, ' ', make('small', {}, run.name + (stored ? ', mean over the run' : ''))), bar, words);
   }));
 }
 
@@ -410,22 +434,28 @@ async function repeat(step) {
   }
 }
 
-async function stepRuns() {
-  const answer = await ask('api/runs');
-  const first = runs === null;
-  runs = answer;
-  if (first) {
-    axis.replaceChildren(...Object.entries(runs.x_axes).map(([value, name]) => make('option', {value}, name)));
-    document.title = `${runs.runs.map((run) => run.name).join(', ')} · Hephaestus`;
-    const environments = [...new Set(runs.groups.map((group) => group.world))];
-    environment.replaceChildren(make('option', {value: ''}, 'all'), ...environments.map((value) => make('option', {value}, value)));
-    environment.parentElement.hidden = environments.length < 2;
-    drawLegend();
-    drawConfigs();
-  }
+function begin() {
+  axis.replaceChildren(...Object.entries(runs.x_axes).map(([value, name]) => make('option', {value}, name)));
+  axis.disabled = axis.options.length < 2;
+  const environments = [...new Set(runs.groups.map((group) => group.world))];
+  document.title = `${(stored ? environments : runs.runs.map((run) => run.name)).join(', ')} · Hephaestus`;
+  environment.replaceChildren(make('option', {value: ''}, 'all'), ...environments.map((value) => make('option', {value}, value)));
+  environment.parentElement.hidden = environments.length < 2;
+  drawLegend();
+  drawConfigs();
+}
+
+function drawAllRuns() {
   drawRuns();
   drawNodes();
   drawVideos();
+}
+
+async function stepRuns() {
+  const first = runs === null;
+  runs = await ask('api/runs');
+  if (first) begin();
+  drawAllRuns();
   if (!reading) say('');
 }
 
@@ -454,18 +484,31 @@ async function stepReplay() {
   return PERIOD;
 }
 
-axis.addEventListener('change', () => stepCurves());
+axis.addEventListener('change', stepCurves);
 environment.addEventListener('change', () => {
   drawLegend();
   if (curves) drawCurves();
+  if (stored) drawTables();
 });
 find('replay-run').addEventListener('change', () => {
   reports.length = 0;
   stepReplay();
 });
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => {
-  for (const chart of [...charts.values(), ...replayCharts.map(([, each]) => each)]) chart.remake();
+  for (const chart of [...charts.values(), ...replayCharts.values()]) chart.remake();
 });
-repeat(stepRuns);
-repeat(stepCurves);
-repeat(stepReplay);
+if (stored) {
+  runs = stored;
+  curves = stored.curves;
+  find('made').textContent = stored.made;
+  find('replay').hidden = true;
+  begin();
+  drawAllRuns();
+  drawCurves();
+  drawTables();
+  drawTimes([]);
+} else {
+  repeat(stepRuns);
+  repeat(stepCurves);
+  repeat(stepReplay);
+}

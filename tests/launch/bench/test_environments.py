@@ -19,9 +19,10 @@ def run(*arguments):
 
 # The first of this file: what its processes import is imported once, by the fork server of this
 # process, if nobody has started that before.
-def test_replay_figures_have_limit_and_ratio(capsys):
-  arguments = ('--shards', 2, '--writers', 2, '--parameters', 0.1, '--batch', 8)
-  arguments += ('--length', 8, '--stored', 32, '--seconds', 0.05)
+def test_replay_figures_have_limit_and_ratio(capsys, monkeypatch):
+  for name, value in (('PARAMETERS', (0.1,)), ('BATCH', 8), ('LENGTH', 8)):
+    monkeypatch.setattr(commands, name, value)
+  arguments = ('--shards', 2, '--writers', 2, '--stored', 32, '--seconds', 0.05)
   assert run('replay', *arguments, '--json') == 0
   figures = {figure['name']: figure for figure in json.loads(capsys.readouterr().out)}
   moved = ['replay/sample/2_shards', 'replay/insert/2_writers']
@@ -39,7 +40,7 @@ def test_replay_figures_have_limit_and_ratio(capsys):
 
 
 def test_replay_is_measured_by_its_size(capsys):
-  arguments = ('--sizes', 16, 64, '--batch', 8, '--seconds', 0.05)
+  arguments = ('--sizes', 16, 64, '--seconds', 0.05)
   assert run('replay', *arguments, '--json') == 0
   figures = {figure['name']: figure for figure in json.loads(capsys.readouterr().out)}
   names = [
@@ -128,6 +129,11 @@ def test_bad_input_is_named(capsys, arguments, words):
     (['--set', 'agent.window=0'], 'agent.window=0: must be at least 1'),
     (['--size', '1m', '--env', 'catch'], '--size 1m: takes neither --preset, --env nor --set'),
     (['--size', '2m'], '--size 2m: choose one of laptop'),
+    (['--size', '1m', '--ensemble', '0'], 'agent.ensemble_size=0: must be at least 1'),
+    (['--size', '1m', '--horizon', '0'], '--horizon 0: must be at least 1'),
+    (['--size', '1m', '--length', '1'], '--length 1: must be at least 2'),
+    (['--size', '1m', '--batch', '0'], 'learner.batch_size=0: must be positive'),
+    (['--size', '1m', '--seconds', '0'], '--seconds 0.0: must be positive'),
   ],
 )
 def test_bad_input_for_learner_is_named(capsys, arguments, words):
@@ -160,12 +166,9 @@ def test_update_of_a_config_is_measured_by_boredom(capsys, monkeypatch):
   [
     (['--shards', '0'], '--shards 0: each must be at least 1'),
     (['--writers', '2', '-1'], '--writers 2 -1: each must be at least 1'),
-    (['--parameters', '0'], '--parameters 0.0: each must be positive MB'),
-    (['--batch', '1'], '--batch 1: must be at least 2'),
     (['--stored', '7'], '--stored 7: use at least 8'),
     (['--seconds', '0'], '--seconds 0.0: must be positive'),
     (['--sizes', '100', '8'], '--sizes 100 8: each must be at least 16'),
-    (['--length', '1'], 'actor.sequence_length=1: must be at least 2'),
   ],
 )
 def test_bad_input_for_replay_is_named(capsys, arguments, words):
@@ -205,11 +208,6 @@ def test_run_is_compared_with_its_parts(capsys, monkeypatch, tiny):
 def test_bad_input_for_end_to_end_is_named(capsys, arguments, words):
   assert run('end-to-end', *arguments) == 2
   assert words in capsys.readouterr().err
-
-
-def test_bad_input_for_scaling_is_named(capsys):
-  assert run('scaling', '--size', '2m') == 2
-  assert '--size 2m: choose one of laptop' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('arguments', [[], ['hens'], ['env', '--num-envs', 'many']])

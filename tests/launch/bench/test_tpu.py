@@ -1,4 +1,4 @@
-"""`bench scaling --tpu`: refused input, what is read in a compiled program, and one real topology."""
+"""`tests/bench/tpu.py`: refused input, what is read in a compiled program, and one real topology."""
 
 import importlib.util
 import json
@@ -7,15 +7,9 @@ import sys
 
 import jax
 import pytest
-
-from hephaestus.launch import main
-from hephaestus.launch.bench import tpu
+import tpu
 
 FIND_SPEC = importlib.util.find_spec
-
-
-def run(*arguments):
-  return main.run(main.parse(['hephaestus', 'bench', 'scaling', *arguments]))
 
 
 @pytest.fixture
@@ -32,26 +26,23 @@ def libtpu(monkeypatch):
 @pytest.mark.parametrize(
   ('arguments', 'words'),
   [
-    (['--tpu', 'v4:2x2'], '--tpu v4:2x2: give a version and its chips along each axis'),
-    (['--tpu', 'v9:2x2x1'], '--tpu v9:2x2x1: give a version'),
-    (['--tpu', 'v5e:2x2', '--size', 'full'], '--size: goes not with --tpu'),
-    (['--tpu', 'v5e:2x2', '--batch', '8'], '--batch: goes not with --tpu'),
-    (['--tpu', 'v5e:2x2', '--preset', 'tpu'], '--preset tpu: choose one of laptop'),
-    (['--preset', 'laptop'], '--preset: goes only with --tpu'),
+    (['v4:2x2'], 'v4:2x2: give a version and its chips along each axis'),
+    (['v9:2x2x1'], 'v9:2x2x1: give a version'),
+    (['v5e:2x2', '--set', 'agent.gama=1'], 'agent.gama=1: unknown key'),
   ],
 )
 def test_bad_input_for_tpus_is_named(libtpu, capsys, arguments, words):
   libtpu(True)
-  assert run(*arguments) == 2
+  assert tpu.main(arguments) == 2
   message = capsys.readouterr().err
   assert words in message and message.count('\n') == 1
 
 
 def test_missing_libtpu_is_refused_with_its_extra(libtpu, capsys):
   libtpu(False)
-  assert run('--tpu', 'v4:2x2x1') == 2
+  assert tpu.main(['v4:2x2x1']) == 2
   message = capsys.readouterr().err
-  assert '--tpu v4:2x2x1: needs libtpu, of the extra `tpu`' in message
+  assert 'v4:2x2x1: needs libtpu, of the extra `tpu`' in message
   assert message.count('\n') == 1
 
 
@@ -69,13 +60,11 @@ def test_losses_are_found_among_the_outputs_of_a_program():
 @pytest.mark.usefixtures('full_optimization')
 @pytest.mark.skipif(FIND_SPEC('libtpu') is None, reason='needs libtpu, of the extra `tpu`')
 def test_all_programs_that_a_topology_refuses_are_named_in_one_line():
-  command = ['bench', 'scaling', '--tpu', 'v4:2x2x4', '--programs', 'dreamer-fused', 'ppo']
-  done = subprocess.run(
-    [sys.executable, '-m', 'hephaestus.launch.main', *command], stderr=subprocess.PIPE, text=True
-  )
+  command = ['v4:2x2x4', '--programs', 'dreamer-fused', 'ppo']
+  done = subprocess.run([sys.executable, tpu.__file__, *command], stderr=subprocess.PIPE, text=True)
   assert done.returncode == 2
   assert done.stderr.count('one host, whose share of the slice is 4 of 16 devices') == 2
-  _, line = done.stderr.splitlines()  # the first line is about imports
+  (line,) = done.stderr.splitlines()
   assert 'tpu/v4:2x2x4/dreamer-fused: ' in line
 
 
@@ -84,9 +73,9 @@ def test_all_programs_that_a_topology_refuses_are_named_in_one_line():
 @pytest.mark.skipif(FIND_SPEC('libtpu') is None, reason='needs libtpu, of the extra `tpu`')
 @pytest.mark.timeout(600)
 def test_dreamer_compiles_for_four_chips_in_bfloat16_with_losses_in_float32():
-  command = ['bench', 'scaling', '--tpu', 'v4:2x2x1', '--programs', 'dreamer', 'ppo', '--json']
+  command = ['v4:2x2x1', '--programs', 'dreamer', 'ppo', '--json']
   done = subprocess.run(
-    [sys.executable, '-m', 'hephaestus.launch.main', *command],
+    [sys.executable, tpu.__file__, *command],
     stdout=subprocess.PIPE,
     text=True,
     check=True,

@@ -81,27 +81,27 @@ def test_report_names_bottleneck_of_last_minute(nodes, made):
   nodes.insert(6)
   report = live.inspect(str(nodes.folder), seconds=0.01)
   # A row is weighted by the time since the row before: 30 of 60 seconds; 40 of 60, and all.
-  assert report['learner_starved_fraction'] == pytest.approx(0.25, abs=0.05)
-  assert report['actors_throttled_fraction'] == pytest.approx((0.6 + 0.8) / 2, abs=0.05)
+  assert report.learner_starved_fraction == pytest.approx(0.25, abs=0.05)
+  assert report.actors_throttled_fraction == pytest.approx((0.6 + 0.8) / 2, abs=0.05)
   words = r'actors throttled (\d+) % of the last minute: the learner is the bottleneck'
-  (percent,) = re.fullmatch(words, report['bottleneck']).groups()
-  assert int(percent) == round(100 * report['actors_throttled_fraction'])
-  assert report['parameter_version'] == 496
-  assert report['staleness'] == {'newest_updates': 4, 'oldest_updates': 30}
-  assert report['environment_step'] == 6 * made.steps_per_sequence
-  assert report['replay_ratio']['configured'] == 64.0
-  assert report['seconds'] is not None and report['address'] == nodes.address
+  (percent,) = re.fullmatch(words, report.bottleneck).groups()
+  assert int(percent) == round(100 * report.actors_throttled_fraction)
+  assert report.parameter_version == 496
+  assert report.staleness == {'newest_updates': 4, 'oldest_updates': 30}
+  assert report.environment_step == 6 * made.steps_per_sequence
+  assert report.replay_ratio['configured'] == 64.0
+  assert report.seconds is not None and report.address == nodes.address
 
 
 def test_report_names_actors_as_bottleneck_of_starved_learner(nodes):
   nodes.write('learner', (0, {'learner_step': 500, 'starved_fraction': 0.96}))
-  words = live.inspect(str(nodes.folder), seconds=0.01)['bottleneck']
+  words = live.inspect(str(nodes.folder), seconds=0.01).bottleneck
   assert words == 'learner starved 96 % of the last minute: the actors are the bottleneck'
   nodes.write('learner', (0, {'learner_step': 500, 'starved_fraction': 0.001}))
   for actor in (0, 1):
     nodes.write(f'actor-{actor}', (0, {'parameter_version': 1, 'throttled_fraction': 0.0}))
   assert (
-    live.inspect(str(nodes.folder), seconds=0.01)['bottleneck']
+    live.inspect(str(nodes.folder), seconds=0.01).bottleneck
     == 'neither actors nor the learner wait'
   )
 
@@ -110,7 +110,7 @@ def test_finished_run_reports_its_newest_metrics(nodes):
   nodes.write('actor-1', (7000, {'parameter_version': 3, 'throttled_fraction': 0.4}))
   nodes.write('actor-0', (7000, {'parameter_version': 3, 'throttled_fraction': 0.2}))
   report = live.inspect(str(nodes.folder), seconds=0.01)
-  assert report['actors_throttled_fraction'] == pytest.approx(0.3)
+  assert report.actors_throttled_fraction == pytest.approx(0.3)
 
 
 def test_json_report_has_its_public_keys(nodes, capsys):
@@ -149,18 +149,18 @@ def test_report_sums_shards_and_names_lost_shard(run, made):
   other.insert(10)
   inspection = live.Inspection(str(run.folder), timeout_seconds=1.0)
   report = inspection.report()
-  row = report['tables']['episodic']
+  row = report.tables['episodic']
   assert (row['size'], row['inserted'], row['max_size']) == (16, 16, 100_000)
-  assert row['bytes'] == 16 * 1000 and report['environment_step'] == 16 * made.steps_per_sequence
-  assert [shard['tables']['episodic']['size'] for shard in report['shards']] == [6, 10]
-  assert report['limiter'] == {'table': 'episodic', 'state': 'open', 'missing': 0}
-  assert inspection.report()['tables']['episodic']['inserts_per_second'] == 0
+  assert row['bytes'] == 16 * 1000 and report.environment_step == 16 * made.steps_per_sequence
+  assert [shard['tables']['episodic']['size'] for shard in report.shards] == [6, 10]
+  assert report.limiter == {'table': 'episodic', 'state': 'open', 'missing': 0}
+  assert inspection.report().tables['episodic']['inserts_per_second'] == 0
 
   other.server.stop()
   report = inspection.report()
-  assert [shard['alive'] for shard in report['shards']] == [True, False]
-  assert report['tables']['episodic']['size'] == 6
-  assert report['environment_step'] == 16 * made.steps_per_sequence  # does not go back
+  assert [shard['alive'] for shard in report.shards] == [True, False]
+  assert report.tables['episodic']['size'] == 6
+  assert report.environment_step == 16 * made.steps_per_sequence  # does not go back
   screen = io.StringIO()
   terminal.show(report, rich.console.Console(file=screen, width=120))
   assert f'1 of 2 answer; no answer: {other.address}' in screen.getvalue()
@@ -196,18 +196,18 @@ def held(run, made):
 def test_strata_statistics_need_no_sample(held, made):
   steps = made.steps_per_sequence
   before = live.inspect(str(held.folder), seconds=0.01)
-  frontier, episodic = before['strata']['frontier'], before['strata']['episodic']
-  assert frontier['age_updates'] == quantiles_of(4, 8, 20, 30, 40)
-  assert frontier['version'] == quantiles_of(60, 70, 80, 92, 96)
-  assert episodic['version'] == quantiles_of(10, 20, 50, 80, 96)
-  assert (frontier['shared'], episodic['shared']) == (1.0, 512 / 600)
+  frontier, episodic = before.strata['frontier'], before.strata['episodic']
+  assert frontier.age_updates == quantiles_of(4, 8, 20, 30, 40)
+  assert frontier.version == quantiles_of(60, 70, 80, 92, 96)
+  assert episodic.version == quantiles_of(10, 20, 50, 80, 96)
+  assert (frontier.shared, episodic.shared) == (1.0, 512 / 600)
   for row, size in ((frontier, 512), (episodic, 600)):
     ages = np.arange(size) * steps
-    assert row['age_steps'] == pytest.approx(inspector.quantiles(ages)) and row['sequences'] == size
-  assert (frontier['episodes'], frontier['episode_return']['median']) == (10, 1.0)
-  assert episodic['episodes'] == 40
-  assert episodic['episode_return'] == quantiles_of(-1, -1, -1, 1, 1)
-  assert all(row['sampled'] == 0 for row in before['tables'].values())
+    assert row.age_steps == pytest.approx(inspector.quantiles(ages)) and row.sequences == size
+  assert (frontier.episodes, frontier.episode_return['median']) == (10, 1.0)
+  assert episodic.episodes == 40
+  assert episodic.episode_return == quantiles_of(-1, -1, -1, 1, 1)
+  assert all(row['sampled'] == 0 for row in before.tables.values())
   assert terminal.numbers(before)['overlap'].startswith('85 % of episodic, 100 % of frontier')
   text = prometheus.exposition(before)
   assert 'hephaestus_stratum_age_updates{stratum="frontier",quantile="0.05"} 8' in text
@@ -229,12 +229,12 @@ def test_strata_distributions_fit_terminal(held, width):
 def test_report_omits_unknown_distributions(nodes):
   nodes.insert(6)
   report = live.inspect(str(nodes.folder), seconds=0.01)
-  row = report['strata']['frontier']
-  assert row['version'] is None and row['episode_return'] is None and row['episodes'] == 0
+  row = report.strata['frontier']
+  assert row.version is None and row.episode_return is None and row.episodes == 0
   assert {line['distribution of'] for line in terminal.distributions(report)} == {'age, steps'}
   server = live.inspect(nodes.address, seconds=0.01)
-  assert server['strata']['frontier']['age_steps'] is None and terminal.distributions(server) == []
-  assert server['strata']['frontier']['shared'] == 1.0
+  assert server.strata['frontier'].age_steps is None and terminal.distributions(server) == []
+  assert server.strata['frontier'].shared == 1.0
 
 
 def quantiles_of(*values):
@@ -253,8 +253,8 @@ def test_server_without_run_is_reported(run, capsys):
 
 def test_run_without_metrics_is_reported(run):
   report = live.inspect(str(run.folder), seconds=0.01)
-  assert report['environment_step'] == 0 and report['parameter_version'] is None
-  assert report['staleness'] == {} and report['learner_starved_fraction'] is None
+  assert report.environment_step == 0 and report.parameter_version is None
+  assert report.staleness == {} and report.learner_starved_fraction is None
   terminal.show(report, rich.console.Console(file=io.StringIO()))
 
 
@@ -265,8 +265,8 @@ def test_report_skips_truncated_last_line(nodes):
       file.write('{"time": 1795283077.24, "learner_st')
   report = live.inspect(str(nodes.folder), seconds=0.01)
   for key in ('learner_starved_fraction', 'actors_throttled_fraction'):
-    assert report[key] == pytest.approx(whole[key], abs=0.05)
-  assert report['staleness'] == whole['staleness']
+    assert getattr(report, key) == pytest.approx(getattr(whole, key), abs=0.05)
+  assert report.staleness == whole.staleness
 
 
 def test_error_names_reason_of_unreachable_server(tmp_path, made):
@@ -324,14 +324,15 @@ def test_stopped_run_shows_its_newest_checkpoint_and_metrics(stopped, capsys):
   assert 'the run is not running; shown is its checkpoint of' in ' '.join(shown.split())
   assert '900, 652 of them lost by replay' in shown
   assert warning in ' '.join(shown.split())
-  assert prometheus.exposition(report) == 'hephaestus_up 0\n'
+  stopped_report = live.Inspection(str(folder), timeout_seconds=1.0).report()
+  assert prometheus.exposition(stopped_report) == 'hephaestus_up 0\n'
 
 
 def test_stopped_run_without_checkpoint_of_replay_shows_its_metrics(stopped):
   folder, _ = stopped
   shutil.rmtree(folder / 'replay')
   report = live.Inspection(str(folder), timeout_seconds=1.0).report()
-  assert (report['tables'], report['environment_step'], report['saved']) == ({}, 900, None)
+  assert (report.tables, report.environment_step, report.saved) == ({}, 900, None)
   assert 'has no checkpoint here' in terminal.numbers(report)['state']
 
 

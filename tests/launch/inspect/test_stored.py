@@ -117,20 +117,20 @@ def test_sound_checkpoint_is_summarised(run, sequences, capsys):
     f'{run.folder}: nothing is wrong with 24 sequences of its newest checkpoint\n'
   )
   assert printed.err == ''
-  summary = stored.read(str(run.folder)).summary
-  assert summary['checkpoint']['sequences'] == UNROLLS * ENVIRONMENTS
-  episodic, frontier = summary['strata']['episodic'], summary['strata']['frontier']
-  assert (episodic['sequences'], frontier['sequences']) == (24, FRONTIER)
-  assert (frontier['shared'], episodic['shared']) == (1.0, FRONTIER / 24)
-  assert (frontier['version']['lowest'], frontier['version']['highest']) == (40, 50)
-  assert (episodic['version']['lowest'], episodic['age_updates']['highest']) == (0, 50)
-  assert episodic['age_steps']['highest'] == 23 * (STEPS - 1)
+  found = stored.read(str(run.folder))
+  assert found.sequences == UNROLLS * ENVIRONMENTS
+  episodic, frontier = found.strata['episodic'], found.strata['frontier']
+  assert (episodic.sequences, frontier.sequences) == (24, FRONTIER)
+  assert (frontier.shared, episodic.shared) == (1.0, FRONTIER / 24)
+  assert (frontier.version['lowest'], frontier.version['highest']) == (40, 50)
+  assert (episodic.version['lowest'], episodic.age_updates['highest']) == (0, 50)
+  assert episodic.age_steps['highest'] == 23 * (STEPS - 1)
   # Whole episodes within 31 steps of each environment, also those that span several sequences.
   time = np.arange((STEPS - 1) * UNROLLS + 1)
   ends = [np.sum((time + ahead) % 4 == 3) - (ahead > 0) for ahead in range(ENVIRONMENTS)]
-  assert episodic['episodes'] == sum(ends)
-  assert set(episodic['episode_return'].values()) == {1.0}
-  assert 0 < frontier['episodes'] < episodic['episodes']
+  assert episodic.episodes == sum(ends)
+  assert set(episodic.episode_return.values()) == {1.0}
+  assert 0 < frontier.episodes < episodic.episodes
 
 
 def plant_not_finite(run, sequences):
@@ -220,7 +220,7 @@ def test_check_reports_broken_checkpoint_and_reads_the_one_before(run, sequences
   found = stored.read(str(run.folder))
   (line,) = found.violations
   assert line.startswith(f'checkpoint {os.path.basename(newest)} is broken (chunks.tfrecord')
-  assert found.summary['checkpoint']['sequences'] == 24
+  assert found.sequences == 24
   assert os.path.exists(newest)  # nothing is moved while the run continues
 
 

@@ -1,13 +1,16 @@
 """Reports of runs: grouping by seed, positions of comparison, confidence intervals, and files."""
 
 import base64
+import json
 import os
 import re
+import shutil
 import sys
 
 import imageio.v2 as imageio
 import numpy as np
 import pytest
+from playwright import sync_api
 
 from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
@@ -68,6 +71,12 @@ def remarks(stderr):
   """Lines of stderr other than progress."""
   progress = r'hephaestus report: (reads the runs|draws picture \d+: .*)'
   return [line for line in stderr.splitlines() if not re.fullmatch(progress, line)]
+
+
+def stored(page):
+  """The data inside of a report.html."""
+  pattern = '<script id="stored" type="application/json">(.*?)</script>'
+  return json.loads(re.search(pattern, page.read_text()).group(1))
 
 
 def cells(markdown):
@@ -350,17 +359,28 @@ def test_report_of_one_metric_has_only_its_picture(tmp_path):
   out = tmp_path / 'out'
   metric = ['--metric', 'normalised_score']
   assert run('--label', 'a <script> b', *folders, '--out', out, *metric) == 0
-  page = (out / 'report.html').read_text()
-  (picture,) = re.findall(r'src="([^"]*)"', page)
-  kind, content = picture.split(',')
-  assert kind == 'data:image/png;base64'
-  assert base64.b64decode(content) == (out / 'catch.png').read_bytes()
-  assert '<td>a &lt;script&gt; b</td>' in page and '<script' not in page
-  assert '0.50 (range 0.50 to 0.50) at 2,000' in page and 'http' not in page
-  assert re.findall('<h2>(.*?)</h2>', page) == ['Learning']
+  made = stored(out / 'report.html')
+  assert [chart['key'] for chart in made['curves']['charts']] == ['evaluator/normalised_score']
+  assert made['runs'] == [] and made['tables'][0]['rows'][0][0] == 'a <script> b'
+  assert '0.50 (range 0.50 to 0.50) at 2,000' in made['tables'][0]['rows'][0]
+  (curve,) = made['curves']['groups'][0].values()
+  assert curve['mean'] == [0, 0.5] and len(curve['seeds']) == 2
+  assert sorted(path.name for path in out.iterdir()) == ['catch.png', 'report.html', 'report.md']
 
 
-def test_html_report_has_all_panels_in_one_file(tmp_path, capsys, monkeypatch):
+@pytest.fixture
+def browser():
+  if shutil.which('chromium') is None:
+    pytest.skip('needs a browser: install the Debian package chromium')
+  with sync_api.sync_playwright() as playwright:
+    browser = playwright.chromium.launch(
+      executable_path=shutil.which('chromium'), args=['--no-sandbox']
+    )
+    yield browser
+    browser.close()
+
+
+def test_html_report_has_all_panels_in_one_file(tmp_path, capsys, monkeypatch, browser):
   monkeypatch.setattr(pictures, 'DOTS_PER_INCH', 40)  # small pictures draw faster
   points = [(0, 0.0), (80, 0.5)]
   dreamer = write_run(tmp_path / 'dreamer', points, agent='dreamer')
@@ -382,37 +402,46 @@ def test_html_report_has_all_panels_in_one_file(tmp_path, capsys, monkeypatch):
   write_rows(unscored, 'learner', [{**steps, 'ppo/entropy': 1.0}])
   out = tmp_path / 'out'
   assert run(dreamer, unscored, '--out', out) == 0
-  page = (out / 'report.html').read_text()
-  assert [re.sub('<.*?>', '', title) for title in re.findall('<h2>(.*?)</h2>', page)] == [
-    'Runs', 'Learning catch', 'Intrinsic rewards catch', 'World model catch',
-    'Replay over the run catch', 'Speed catch', 'Actor and critic grid_world', 'Where time goes',
-    'Nodes', 'Videos of evaluations', 'Config differences', 'Left out',
+  page, complaints = browser.new_page(), []
+  page.on('console', lambda message: complaints.append(message.text))
+  page.on('pageerror', lambda error: complaints.append(str(error)))
+  page.on('request', lambda request: complaints.append(request.url))
+  page.goto((out / 'report.html').as_uri())
+  page.wait_for_selector('[data-key="learner/world_model/loss"] canvas')
+  assert [each for each in complaints if not each.startswith(('file:', 'data:', 'blob:'))] == []
+  assert [title.split('\n')[0] for title in page.locator('h2:visible').all_inner_texts()] == [
+    'Runs', 'Comparison over seeds', 'Learning', 'Where time goes', 'Intrinsic rewards',
+    'World model', 'Actor and critic', 'Replay over the run', 'Speed', 'Nodes',
+    'Videos of evaluations', 'Config differences', 'Left out',
   ]  # fmt: skip
   for name in ('catch', 'catch-learner-world_model-loss', 'catch-learner-replay-frontier-age-median',
                'grid_world-learner-ppo-entropy'):  # fmt: skip
-    content = base64.b64encode((out / f'{name}.png').read_bytes()).decode()
-    assert f'src="data:image/png;base64,{content}"' in page, name
+    assert imageio.imread(out / f'{name}.png').size, name
+  shown = page.inner_text('main')
   assert (
-    '0 throughout: boredom' in page and not (out / 'catch-learner-intrinsic-boredom.png').exists()
+    '0 throughout: boredom' in shown and not (out / 'catch-learner-intrinsic-boredom.png').exists()
   )
-  shown = re.findall('<video [^>]*src="data:video/mp4;base64,([^"]*)"', page)
-  assert len(shown) == 2 and all(base64.b64decode(video)[4:8] == b'ftyp' for video in shown)
-  assert 'update 8<' in page and 'update 8, with its dream' in page and 'update 7' not in page
-  assert 'learner exited with code -9; restart 1' in page and 'waits for data 25 %' in page
-  assert not re.search(r'(src|srcset|href)="(?!data:)|url\(|@import|https?:|<script', page)
+  sources = [
+    video['source'] for run in stored(out / 'report.html')['runs'] for video in run['videos']
+  ]
+  videos_of = [base64.b64decode(each.removeprefix('data:video/mp4;base64,')) for each in sources]
+  assert len(videos_of) == 2 and all(video[4:8] == b'ftyp' for video in videos_of)
+  assert 'update 8\n' in shown and 'update 8, with its dream' in shown and 'update 7' not in shown
+  assert 'learner exited with code -9; restart 1' in shown and 'waits for data 25 %' in shown
   monkeypatch.setattr(report_page, 'MOST_VIDEO_BYTES', 10)
   capsys.readouterr()
   assert run(dreamer, '--out', out) == 0
-  assert '<video' not in (out / 'report.html').read_text()
+  reasons = [video['reason'] for video in stored(out / 'report.html')['runs'][0]['videos']]
+  assert reasons and all('would make the page too large' in reason for reason in reasons)
   lines = remarks(capsys.readouterr().err)
-  assert 'report.html: ' in lines[0] and lines[0].endswith('(also as PNG), 0 videos')
+  assert 'report.html: ' in lines[0] and lines[0].endswith('(as PNG), 0 videos')
   assert ' MB, 6 pictures ' in lines[0]
   assert [line.split(': ')[1] for line in lines[1:]] == [
     str(videos / name) for name in ('8.gif', '8-dream.gif')
   ]
 
 
-@pytest.mark.parametrize('name', ['markdown_it', 'matplotlib', 'rliable'])
+@pytest.mark.parametrize('name', ['matplotlib', 'rliable', 'uplot'])
 def test_missing_package_names_its_extra(tmp_path, capsys, monkeypatch, name):
   monkeypatch.setitem(sys.modules, name, None)
   assert run(write_run(tmp_path / 'a', [(0, 0.0)])) == 2

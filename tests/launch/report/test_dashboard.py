@@ -28,7 +28,7 @@ from hephaestus.launch.agents import presets
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import history, metrics
 from hephaestus.launch.inspect import live as inspection
-from hephaestus.launch.inspect import terminal
+from hephaestus.launch.inspect import report, terminal
 from hephaestus.launch.report import dashboard, evaluate, panels, server
 from hephaestus.replay import tables, writer
 
@@ -180,11 +180,11 @@ def test_replay_answer_equals_inspect(folder, serve):
     expected = inspection.inspect(str(folder), seconds=0.01)
   for key in ('address', 'environment_step', 'parameter_version', 'staleness', 'limiter',
               'bottleneck'):  # fmt: skip
-    assert answer['report'][key] == expected[key], key
-  assert answer['report'].keys() == expected.keys()
-  ratios = answer['report']['replay_ratio'], expected['replay_ratio']
+    assert answer['report'][key] == getattr(expected, key), key
+  assert answer['report'].keys() == expected.to_json().keys()
+  ratios = answer['report']['replay_ratio'], expected.replay_ratio
   assert ratios[0]['configured'] == ratios[1]['configured'] == 64.0
-  for name, row in expected['tables'].items():
+  for name, row in expected.tables.items():
     for key in ('size', 'max_size', 'inserted', 'sampled', 'unique_sampled', 'bytes', 'fill'):
       assert answer['report']['tables'][name][key] == row[key], (name, key)
   assert (
@@ -319,9 +319,11 @@ def test_videos_are_served_only_from_their_folder(folder, serve):
   (folder / 'videos' / '80-dream.gif').write_bytes(b'GIF89a no video')
   served = serve(folder)
   videos = served.json('api/runs')['runs'][0]['videos']
-  assert {(video['name'], video['update'], video['dream']) for video in videos} == {
-    ('70.gif', 70, False),
-    ('80-dream.gif', 80, True),
+  assert {
+    (video['source'].partition('?')[0], video['update'], video['dream']) for video in videos
+  } == {
+    ('video/0/70.gif', 70, False),
+    ('video/0/80-dream.gif', 80, True),
   }
   status, content, response = served.ask('video/0/70.gif')
   assert (
@@ -388,7 +390,7 @@ def test_run_shows_states_and_events_of_its_nodes(folder, serve):
 
 def test_numbers_are_rounded_to_five_digits():
   values = np.array([0.0, 1.23456789, -98765432.1, 1.23456789e-7, 25_000_123.0])
-  assert dashboard.rounded(values) == [0.0, 1.2346, -98765432.0, 1.2346e-07, 25_000_123.0]
+  assert panels.rounded(values) == [0.0, 1.2346, -98765432.0, 1.2346e-07, 25_000_123.0]
 
 
 def test_dashboard_names_bad_input(folder, tmp_path, monkeypatch, capsys):
@@ -516,7 +518,7 @@ def test_page_draws_curves_as_the_run_learns(live):
 @pytest.mark.timeout(600)
 def test_replay_panel_agrees_with_inspect(live):
   live.wait_for("document.getElementById('replay').dataset.report?.includes('\"bottleneck\":\"')")
-  before = inspection.inspect(str(live.folder))
+  before = inspection.inspect(str(live.folder)).to_json()
   live.wait_for(
     "time => JSON.parse(document.getElementById('replay').dataset.report).time > time",
     before['time'],
@@ -528,7 +530,7 @@ def test_replay_panel_agrees_with_inspect(live):
       [...document.querySelectorAll('#replay-numbers dd')].map((cell) => cell.textContent),
     ]"""
   )
-  after = inspection.inspect(str(live.folder))
+  after = inspection.inspect(str(live.folder)).to_json()
   assert shown.keys() == before.keys()
   assert shown['replay_ratio']['configured'] == before['replay_ratio']['configured'] == 16
   for name, row in shown['tables'].items():
@@ -537,7 +539,9 @@ def test_replay_panel_agrees_with_inspect(live):
       assert before['tables'][name][key] <= row[key] <= after['tables'][name][key], (name, key)
   for key in ('environment_step', 'parameter_version'):
     assert before[key] <= shown[key] <= after[key]
-  cells = terminal.cells(shown)
+  strata = {name: report.Stratum(**row) for name, row in shown['strata'].items()}
+  shown = report.Report(**shown | {'strata': strata})
+  cells = terminal.cells(shown.tables)
   assert rows == [list(cells[0]), *(list(row.values()) for row in cells)]
   assert words == list(terminal.numbers(shown).values())
 

@@ -166,7 +166,7 @@ def test_run_writes_and_shows_metrics_of_its_environment(train, tmp_path, capsys
       assert found == pytest.approx(climb.expected(row['episode_length']))
   written = history.History(folder)
   written.read()
-  charts = panels.charts([written])
+  charts = panels.charts(panels.keys([written]))
   titles = {chart.title for chart in charts if chart.section == panels.ENVIRONMENT}
   names = ('height', 'steps', 'depth', 'top')
   assert titles == {f'{name}, {of}' for name in names for of in ('acting', 'evaluation')}
@@ -347,7 +347,7 @@ def test_dreamer_with_options_ends_resumes_and_is_evaluated(train, tmp_path, cap
   ]
   assert run('inspect', folder) == 0
   shown = ' '.join(capsys.readouterr().out.split())  # the width of a terminal wraps lines
-  assert 'replay ratio 16.00, 60 sequences in the checkpoint' in shown
+  assert 'checkpoint of update 104, with 60 sequences' in shown and '16.00 achieved' in shown
   other = tmp_path / 'other'
   assert run('train', '--run', other, '--from', folder, '--steps', 200) == 0
   assert run('evaluate', other, '--episodes', 8, '--json', '--checkpoint', 'best') == 0
@@ -367,7 +367,7 @@ def test_dreamer_with_options_ends_resumes_and_is_evaluated(train, tmp_path, cap
   with open(folder / 'metrics' / 'learner.jsonl', 'a') as file:
     file.write(f'{json.dumps(unread)}\n' * 16)
   assert run('inspect', folder) == 0
-  assert 'warning: memory is never read' in ' '.join(capsys.readouterr().out.split())
+  assert 'warning memory is never read' in ' '.join(capsys.readouterr().out.split())
   assert run('inspect', folder, '--check') == 2
   assert 'leave out all options but --json' in capsys.readouterr().err
   assert train('--no-fused') == 2

@@ -48,8 +48,8 @@ def test_ppo_with_actors_resumes_after_its_learner_was_killed(folder):
   rows = run.rows('learner')
   report = live.inspect(str(folder))
   rows += run.rows('learner')  # it continues to write
-  assert report['tables']['on_policy']['max_size'] == 4
-  assert report['environment_step'] in {row['environment_step'] for row in rows}
+  assert report.tables['on_policy']['max_size'] == 4
+  assert report.environment_step in {row['environment_step'] for row in rows}
   assert run.end() == 0, run.words()
   assert runs.living(folder) == []
   (update,) = runs.resumed_at(log)

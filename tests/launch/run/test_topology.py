@@ -31,7 +31,7 @@ def hephaestus(capsys):
 
 
 def inserted(folder):
-  return live.inspect(str(folder))['tables']['episodic']['inserted']
+  return live.inspect(str(folder)).tables['episodic']['inserted']
 
 
 def newest_checkpoint(folder):

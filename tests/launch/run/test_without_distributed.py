@@ -48,7 +48,7 @@ def test_dreamer_trains_in_one_process_by_default(dreamer):
     (
       ['bench', 'replay'],
       'bench: bench replay',
-      'bench learner, env, learning, dreams, scaling and accelerator',
+      'bench learner, env, learning, dreams and accelerator',
     ),
     (['bench', 'learning', '--distributed'], 'bench: --distributed', 'leave it out'),
   ],

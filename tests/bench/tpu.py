@@ -1,8 +1,11 @@
-"""Compiles the updates of presets for TPUs that this machine does not have; runs nothing.
+"""Compiles updates for TPUs that this machine does not have; runs nothing.
+
+    python tests/bench/tpu.py v4:2x2x1
 
 libtpu, of the extra `tpu`, compiles for a topology on any Linux machine with an x86-64 CPU.
 """
 
+import argparse
 import collections
 import importlib.util
 import itertools
@@ -14,15 +17,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import scaling
 from jax.experimental import topologies
 
 from hephaestus.launch import config as launch_config
 from hephaestus.launch import records
 from hephaestus.launch.run import fused
 from hephaestus.launch.run import parts as parts_lib
-from hephaestus.learner import bench, scaling
+from hephaestus.learner import bench
 from hephaestus.learner import devices as devices_lib
 
+PRESET = 'tpu-v4-8'
 FUSED = 'dreamer-fused'
 PROGRAMS = (records.DREAMER, FUSED, 'ppo')
 """The dreamer's update; the dreamer's fused run, with environments and replay; and PPO's run."""
@@ -42,14 +47,13 @@ _ENVIRONMENT = {
 
 
 def tpu(
-  names: Sequence[str], programs: Sequence[str], preset: str, environment: str, overrides: list[str]
+  names: Sequence[str], programs: Sequence[str], environment: str, overrides: list[str]
 ) -> list[bench.Figure]:
   """Compiles programs for TPU topologies, and reads their figures from the compiled code.
 
   Args:
     names: topologies, such as 'v4:2x2x1' or 'v5e:4x4'.
-    programs: programs to compile, of PROGRAMS.
-    preset: name of the preset; its batch is divided over all devices of a topology.
+    programs: programs to compile, of PROGRAMS, with PRESET, whose batch is divided over all devices.
     environment: name of the environment.
     overrides: assignments to each config, see `launch_config.override`.
 
@@ -65,7 +69,7 @@ def tpu(
       be compiled; if some could, the others are named on stderr.
   """
   check(names)
-  configs = {name: _config(name, preset, environment, overrides) for name in programs}
+  configs = {name: _config(name, environment, overrides) for name in programs}
   # Before libtpu is loaded, which reads them.
   os.environ.update(_ENVIRONMENT)
   jax.config.update('jax_platforms', 'cpu')
@@ -88,21 +92,19 @@ def check(names: Sequence[str]) -> None:
   for name in names:
     if not _TOPOLOGY.fullmatch(name):
       raise ValueError(
-        f'--tpu {name}: give a version and its chips along each axis, such as v4:2x2x1, v5p:2x2x1, '
+        f'{name}: give a version and its chips along each axis, such as v4:2x2x1, v5p:2x2x1, '
         'v5e:2x2 or v6e:4x4'
       )
   if importlib.util.find_spec('libtpu') is None:
     raise ValueError(
-      f'--tpu {names[0]}: needs libtpu, of the extra `tpu`; make train EXTRAS=tpu ARGS=--help, or '
+      f'{names[0]}: needs libtpu, of the extra `tpu`; make train EXTRAS=tpu ARGS=--help, or '
       "pip install 'hephaestus[tpu]'"
     )
 
 
-def _config(
-  program: str, preset: str, environment: str, overrides: list[str]
-) -> launch_config.ExperimentConfig:
+def _config(program: str, environment: str, overrides: list[str]) -> launch_config.ExperimentConfig:
   agent = records.DREAMER if program == FUSED else program
-  config = launch_config.of_preset(agent, preset, environment)
+  config = launch_config.of_preset(agent, PRESET, environment)
   fusing = ['actor.num_actors=1', 'learner.fused=true'] if program == FUSED else []
   return launch_config.override(config, [*fusing, *overrides])
 
@@ -125,7 +127,7 @@ def _devices(name: str) -> list[jax.Device]:
     options: Any = _OPTIONS.get(_version(name), {})
     return list(topologies.get_topology_desc(name, platform='tpu', **options).devices)
   except jax.errors.JaxRuntimeError as error:
-    raise ValueError(f'--tpu {name}: {_first_line(error)}') from None
+    raise ValueError(f'{name}: {_first_line(error)}') from None
 
 
 def _first_line(error: Exception) -> str:
@@ -224,3 +226,20 @@ def losses(text: str, outputs: Any) -> dict[str, int]:
   named = jax.tree_util.tree_leaves_with_path(dtypes)
   found = (dtype for path, dtype in named if 'loss' in jax.tree_util.keystr(path))
   return dict(collections.Counter(found))
+
+
+def main(arguments: Sequence[str]) -> int:
+  """Runs this script; returns its exit code, see `scaling.show`."""
+  parser = argparse.ArgumentParser('tpu', description=__doc__, allow_abbrev=False)
+  parser.add_argument('topologies', nargs='+', help='such as v4:2x2x1, v5e:2x2 or v6e:4x4')
+  parser.add_argument('--programs', nargs='+', choices=PROGRAMS, default=PROGRAMS)
+  parser.add_argument('--env', default='catch', help='as of train (default: catch)')
+  parser.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE')
+  parser.add_argument('--json', action='store_true')
+  given = parser.parse_args(arguments)
+  measure = lambda: tpu(given.topologies, given.programs, given.env, given.set)
+  return scaling.show('tpu', measure, as_json=given.json)
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))

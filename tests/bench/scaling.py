@@ -1,20 +1,26 @@
 """Counts collectives and dtypes of an update in the text of its compiled program.
 
+    python tests/bench/scaling.py --size full --devices 2
+
 Nothing is run: the update is compiled for devices that this machine only simulates.
-`launch/bench/tpu.py` compiles for TPUs, and reads those programs here, too.
+`tpu.py` compiles for TPUs, and reads those programs here, too.
 """
 
+import argparse
 import collections
 import dataclasses
 import functools
 import math
+import os
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from hephaestus.agents.dreamer import agent as dreamer_agent
+from hephaestus.launch.files import metrics
 from hephaestus.learner import bench, dreamer_update
 from hephaestus.learner import devices as devices_lib
 
@@ -174,3 +180,38 @@ def output_dtypes(text: str) -> list[str]:
   shapes = re.match(r'\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|\S+', found['shapes'])
   assert shapes is not None
   return [array['dtype'] + array['bits'] for array in _ARRAY.finditer(shapes[0])]
+
+
+def show(program: str, measure: Callable[[], list[bench.Figure]], *, as_json: bool) -> int:
+  """Measures and prints figures; returns 0, or 2 after naming bad input in one line."""
+  try:
+    figures = measure()
+  except ValueError as error:
+    print(f'{program}: {error}', file=sys.stderr)
+    return 2
+  if as_json:
+    print(metrics.to_json(bench.to_rows(figures)))
+  else:
+    bench.show(figures)
+  return 0
+
+
+def main(arguments: Sequence[str]) -> int:
+  """Runs this script; returns its exit code, see `show`."""
+  parser = argparse.ArgumentParser('scaling', description=__doc__, allow_abbrev=False)
+  parser.add_argument('--size', default='laptop', help='laptop, 1m or full (default: laptop)')
+  parser.add_argument(
+    '--devices', type=int, nargs='+', default=[1, 2, 4, 8], help='simulated (default: 1 2 4 8)'
+  )
+  parser.add_argument('--json', action='store_true')
+  given = parser.parse_args(arguments)
+  # JAX reads it when it initializes its devices.
+  simulated = f'--xla_force_host_platform_device_count={max(given.devices)}'
+  os.environ.setdefault('XLA_FLAGS', simulated)
+  jax.config.update('jax_platforms', 'cpu')
+  measure = lambda: scaling(bench.Work.of_size(given.size), given.devices)
+  return show('scaling', measure, as_json=given.json)
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))
