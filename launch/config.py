@@ -1,15 +1,11 @@
 """ExperimentConfig, the config of a whole run: overrides of its values by path, and files of it."""
 
-import ast
 import dataclasses
 import difflib
 import functools
-import inspect
 import io
 import math
 import pathlib
-import textwrap
-import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -21,7 +17,7 @@ from omegaconf import errors as omegaconf_errors
 from hephaestus.actors import config as actors_config
 from hephaestus.actors import environments
 from hephaestus.actors.environments import names
-from hephaestus.launch import records
+from hephaestus.launch import comments, records
 from hephaestus.replay import parameters, tables
 
 LARGEST = 2**63 - 1  # absolute value of a whole number
@@ -527,12 +523,11 @@ class ConfigFile(NamedTuple):
   values: Mapping[str, Any] = {}
 
 
-def read_partial(path: pathlib.Path | None, agent: str | None = None) -> ConfigFile:
+def read_partial(path: pathlib.Path | None) -> ConfigFile:
   """Reads a file of `--config`, which need not have all keys; it may be config.yaml of a run.
 
   Args:
     path: path of the file; None gives an empty content.
-    agent: value of `--agent`, which overrides the file's; None if not given.
 
   Raises:
     ValueError: the file cannot be read or is no mapping, or its preset or agent is not a name.
@@ -555,8 +550,7 @@ def read_partial(path: pathlib.Path | None, agent: str | None = None) -> ConfigF
   values = dict(leaves(content))
   env = values.pop('environment.name', None)
   records.read_names((given[AGENT], env), f'--config {path}')
-  agent = agent or given[AGENT]
-  return ConfigFile(given[PRESET], agent, env, values)
+  return ConfigFile(given[PRESET], given[AGENT], env, values)
 
 
 def to_commented_yaml(config: ExperimentConfig) -> str:
@@ -591,10 +585,10 @@ def meanings(config: Any, path: str = '') -> dict[str, str]:
     path: path of `config` itself, if it is a section of another one.
 
   Returns:
-    Path of each field -> its comment, see `comments`.
+    Path of each field -> its comment, see `comments.of`.
   """
   found = {}
-  known = comments(type(config))
+  known = comments.of(type(config))
   for field in dataclasses.fields(config):
     name = f'{path}.{field.name}' if path else field.name
     if field.name in known:
@@ -610,53 +604,3 @@ def meanings(config: Any, path: str = '') -> dict[str, str]:
       ]
       found |= {key: text for part in parts for key, text in part.items()}
   return found
-
-
-def comments(kind: type) -> dict[str, str]:
-  """Reads a comment for each field of a dataclass.
-
-  Returns:
-    Name of a field -> its text under `Attributes:` of the docstring, or else the comment on its line.
-  """
-  found: dict[str, str] = {}
-  for each in reversed(kind.__mro__):
-    if dataclasses.is_dataclass(each):
-      found |= _comments_on_lines(each) | _attributes(each.__doc__ or '')
-  return found
-
-
-def _attributes(docstring: str) -> dict[str, str]:
-  _, _, section = inspect.cleandoc(docstring).partition('\nAttributes:\n')
-  entries: dict[str, str] = {}
-  name = ''
-  for line in section.split('\n'):
-    indent = len(line) - len(line.lstrip())
-    if not line.strip() or indent < 2:
-      break
-    if indent == 2:
-      name, _, text = line.strip().partition(': ')
-      entries[name] = text
-    else:
-      entries[name] += f' {line.strip()}'
-  return {name: text.rstrip('.') for name, text in entries.items()}
-
-
-def _comments_on_lines(kind: type) -> dict[str, str]:
-  try:
-    source = textwrap.dedent(inspect.getsource(kind))
-  except (OSError, TypeError):  # made by a program, or installed without its source
-    return {}
-  by_line = {
-    token.start[0]: token.string.lstrip('# ')
-    for token in tokenize.generate_tokens(io.StringIO(source).readline)
-    if token.type == tokenize.COMMENT and token.line.strip() != token.string
-  }
-  (definition,) = ast.parse(source).body
-  assert isinstance(definition, ast.ClassDef)
-  return {
-    each.target.id: by_line[each.lineno]
-    for each in definition.body
-    if isinstance(each, ast.AnnAssign)
-    and isinstance(each.target, ast.Name)
-    and each.lineno in by_line
-  }

@@ -9,9 +9,9 @@ import numpy as np
 
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
-from hephaestus.launch.run import flags
 from hephaestus.launch.run import fused as fused_run
 from hephaestus.launch.run import parts as parts_lib
+from hephaestus.launch.run import request as request_lib
 from hephaestus.learner import checkpoint
 from hephaestus.learner.sources import stale_filter
 
@@ -44,7 +44,7 @@ def load(text: str, config: launch_config.ExperimentConfig) -> Origin:
   Raises:
     ValueError: there is no such checkpoint, or its arrays have other shapes than the new run's.
   """
-  folder, which = flags.parse_origin(text)
+  folder, which = request_lib.parse_origin(text)
   try:
     step, train = _find_train(folder, which)
   except ValueError as error:
