@@ -1,14 +1,11 @@
 """ExperimentConfig, the config of a whole run: overrides of its values by path, and files of it."""
 
-import ast
 import dataclasses
 import difflib
-import inspect
+import functools
 import io
 import math
 import pathlib
-import textwrap
-import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -20,7 +17,7 @@ from omegaconf import errors as omegaconf_errors
 from hephaestus.actors import config as actors_config
 from hephaestus.actors import environments
 from hephaestus.actors.environments import names
-from hephaestus.launch import records
+from hephaestus.launch import comments, records
 from hephaestus.replay import parameters, tables
 
 LARGEST = 2**63 - 1  # absolute value of a whole number
@@ -299,9 +296,7 @@ def override(
 def _override(
   config: ExperimentConfig, assignments: Sequence[str], content: Mapping[str, Any]
 ) -> ExperimentConfig:
-  changes = _Changes(config)
-  for key, value in leaves(content):
-    changes.assign(key, value)
+  given = [(key, str(value), lambda value=value: value) for key, value in leaves(content)]
   for assignment in assignments:
     key, separator, text = assignment.partition('=')
     if not separator or not key:
@@ -310,12 +305,48 @@ def _override(
       raise ValueError(
         f'{assignment}: cannot be set, since all other values depend on it; use --agent'
       )
+    given.append((key, text, functools.partial(_parse, text)))
+  tree: Any = OmegaConf.structured(config)
+  for key, text, value in given:
     try:
-      value = OmegaConf.from_dotlist([f'value={text}']).value
-    except (omegaconf_errors.OmegaConfBaseException, yaml.YAMLError, RecursionError) as error:
+      tree = _assign(tree, key, value())
+    except (
+      omegaconf_errors.OmegaConfBaseException, yaml.YAMLError, RecursionError, TypeError
+    ) as error:  # fmt: skip
       raise ValueError(_explain(config, key, text, error)) from None
-    changes.assign(key, value, text)
-  return changes.apply()
+  changed: Any = OmegaConf.to_object(tree)
+  return changed
+
+
+def _parse(text: str) -> Any:
+  return OmegaConf.from_dotlist([f'value={text}']).value
+
+
+def _assign(tree: Any, key: str, value: Any) -> Any:
+  """Returns a tree of OmegaConf with another value, which must fit the type of its key."""
+  if key == WANDB and isinstance(value, bool):
+    key = f'{WANDB}.enabled'
+  whole, bracket, element = key.partition('[')
+  if bracket:  # of a tuple, which is replaced as a whole
+    listed = OmegaConf.create({'list': _plain(OmegaConf.select(tree, whole))})
+    OmegaConf.update(listed, f'list[{element}', value)
+    key, value = whole, _plain(listed)['list']
+  if OmegaConf.is_config(value):
+    value = _plain(value)
+  if key == 'replay.strata' and isinstance(value, list | tuple):
+    value = _strata(value)
+  nested = OmegaConf.create()
+  OmegaConf.update(nested, key, value)
+  return OmegaConf.merge(tree, nested)
+
+
+def _strata(values: Sequence[Any]) -> tuple[tables.Stratum, ...]:
+  """Strata of replay by their values; ValueError, with an example, where one is not a mapping or has other keys."""
+  try:
+    return tuple(tables.Stratum(**each) for each in values)
+  except TypeError as error:
+    remedy = 'give a list such as [{name: episodic, max_size: 50000, share: 1.0}]'
+    raise ValueError(f'replay.strata={values}: {remedy} ({error})') from None
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = '') -> Iterator[tuple[str, Any]]:
@@ -327,58 +358,10 @@ def leaves(tree: Mapping[str, Any], prefix: str = '') -> Iterator[tuple[str, Any
       yield f'{prefix}{name}', value
 
 
-class _Changes:
-  """Collects new values of a config; each must fit its key's type, `apply` checks them together."""
-
-  def __init__(self, config: ExperimentConfig):
-    self._config = config
-    self._tree: Any = OmegaConf.structured(config)
-    self._plain: Any = OmegaConf.create(_plain(self._tree))
-    self._lists: set[str] = set()
-
-  def assign(self, key: str, value: Any, text: str | None = None) -> None:
-    """Replaces a value; ValueError, with the value's `text` as the user gave it, if it does not fit."""
-    try:
-      self._assign(key, value)
-    except (
-      omegaconf_errors.OmegaConfBaseException, yaml.YAMLError, RecursionError, TypeError
-    ) as error:  # fmt: skip
-      shown = str(value) if text is None else text
-      raise ValueError(_explain(self._config, key, shown, error)) from None
-
-  def _assign(self, key: str, value: Any) -> None:
-    if key == WANDB and isinstance(value, bool):
-      key = f'{WANDB}.enabled'
-    known = OmegaConf.select(self._plain, key, default=_MISSING)
-    is_list = OmegaConf.is_config(known) and not OmegaConf.is_dict(known)
-    gives_list = isinstance(value, list) or OmegaConf.is_list(value)
-    if '[' not in key and not (is_list and gives_list):
-      nested = OmegaConf.create()
-      OmegaConf.update(nested, key, value)
-      self._tree = OmegaConf.merge(self._tree, nested)
-      return
-    # A list, whose element type is unknown to `merge`, or one element of it.
-    if known is _MISSING:
-      raise omegaconf_errors.ConfigKeyError(f"Key '{key}' is unknown")
-    OmegaConf.update(self._plain, key, value)
-    self._lists.add(key.partition('[')[0])
-
-  def apply(self) -> ExperimentConfig:
-    """Returns the config with all new values; ValueError where they contradict each other."""
-    if not self._lists:
-      merged: Any = OmegaConf.to_object(self._tree)
-      return merged
-    content: Any = OmegaConf.create(_plain(self._tree))
-    for key in self._lists:
-      OmegaConf.update(content, key, OmegaConf.select(self._plain, key))
-    return _from_tree(_plain(content))
-
-
 def _plain(tree: Any) -> Any:
   return OmegaConf.to_container(tree)
 
 
-_MISSING = object()
 AGENT, PRESET, WANDB = 'agent_name', 'preset', 'wandb'
 
 
@@ -422,12 +405,7 @@ def _from_tree(content: dict[str, Any]) -> ExperimentConfig:
     values[WANDB] = {'enabled': values.get(WANDB, False)}
   for section, kind in sections.items():
     values[section] = kind(**values[section])
-  replay = dict(values['replay'])
-  try:
-    replay['strata'] = tuple(tables.Stratum(**stratum) for stratum in replay['strata'])
-  except TypeError as error:  # not a mapping, or with other keys
-    remedy = 'give a list such as [{name: episodic, max_size: 50000, share: 1.0}]'
-    raise ValueError(f'replay.strata={replay["strata"]}: {remedy} ({error})') from None
+  replay = values['replay'] | {'strata': _strata(values['replay']['strata'])}
   values['replay'] = tables.ReplayConfig(**replay)
   return ExperimentConfig(**values)
 
@@ -545,12 +523,11 @@ class ConfigFile(NamedTuple):
   values: Mapping[str, Any] = {}
 
 
-def read_partial(path: pathlib.Path | None, agent: str | None = None) -> ConfigFile:
+def read_partial(path: pathlib.Path | None) -> ConfigFile:
   """Reads a file of `--config`, which need not have all keys; it may be config.yaml of a run.
 
   Args:
     path: path of the file; None gives an empty content.
-    agent: value of `--agent`, which overrides the file's; None if not given.
 
   Raises:
     ValueError: the file cannot be read or is no mapping, or its preset or agent is not a name.
@@ -573,8 +550,7 @@ def read_partial(path: pathlib.Path | None, agent: str | None = None) -> ConfigF
   values = dict(leaves(content))
   env = values.pop('environment.name', None)
   records.read_names((given[AGENT], env), f'--config {path}')
-  agent = agent or given[AGENT]
-  return ConfigFile(given[PRESET], agent, env, values)
+  return ConfigFile(given[PRESET], given[AGENT], env, values)
 
 
 def to_commented_yaml(config: ExperimentConfig) -> str:
@@ -609,10 +585,10 @@ def meanings(config: Any, path: str = '') -> dict[str, str]:
     path: path of `config` itself, if it is a section of another one.
 
   Returns:
-    Path of each field -> its comment, see `comments`.
+    Path of each field -> its comment, see `comments.of`.
   """
   found = {}
-  known = comments(type(config))
+  known = comments.of(type(config))
   for field in dataclasses.fields(config):
     name = f'{path}.{field.name}' if path else field.name
     if field.name in known:
@@ -628,53 +604,3 @@ def meanings(config: Any, path: str = '') -> dict[str, str]:
       ]
       found |= {key: text for part in parts for key, text in part.items()}
   return found
-
-
-def comments(kind: type) -> dict[str, str]:
-  """Reads a comment for each field of a dataclass.
-
-  Returns:
-    Name of a field -> its text under `Attributes:` of the docstring, or else the comment on its line.
-  """
-  found: dict[str, str] = {}
-  for each in reversed(kind.__mro__):
-    if dataclasses.is_dataclass(each):
-      found |= _comments_on_lines(each) | _attributes(each.__doc__ or '')
-  return found
-
-
-def _attributes(docstring: str) -> dict[str, str]:
-  _, _, section = inspect.cleandoc(docstring).partition('\nAttributes:\n')
-  entries: dict[str, str] = {}
-  name = ''
-  for line in section.split('\n'):
-    indent = len(line) - len(line.lstrip())
-    if not line.strip() or indent < 2:
-      break
-    if indent == 2:
-      name, _, text = line.strip().partition(': ')
-      entries[name] = text
-    else:
-      entries[name] += f' {line.strip()}'
-  return {name: text.rstrip('.') for name, text in entries.items()}
-
-
-def _comments_on_lines(kind: type) -> dict[str, str]:
-  try:
-    source = textwrap.dedent(inspect.getsource(kind))
-  except (OSError, TypeError):  # made by a program, or installed without its source
-    return {}
-  by_line = {
-    token.start[0]: token.string.lstrip('# ')
-    for token in tokenize.generate_tokens(io.StringIO(source).readline)
-    if token.type == tokenize.COMMENT and token.line.strip() != token.string
-  }
-  (definition,) = ast.parse(source).body
-  assert isinstance(definition, ast.ClassDef)
-  return {
-    each.target.id: by_line[each.lineno]
-    for each in definition.body
-    if isinstance(each, ast.AnnAssign)
-    and isinstance(each.target, ast.Name)
-    and each.lineno in by_line
-  }

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from hephaestus.launch import records
 from hephaestus.launch.run import commands as run_commands
-from hephaestus.launch.run import flags, packages
+from hephaestus.launch.run import packages
+from hephaestus.launch.run import request as request_lib
 
 if TYPE_CHECKING:
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.cluster import hosts as hosts_lib
 
 ONE_PROCESS = 'train in one process with `hephaestus train --fused`'
+GIVEN = ('preset', 'env', 'agent', 'steps', 'seed', 'set')  # which make a config
 HOSTS_HELP = 'a hosts file; see docs/hosts.md'
 LAUNCH_ID_HELP = (
   'above 0, the same on all hosts, another at each launch (default: the steps of the run)'
@@ -47,11 +49,9 @@ def add(commands: Any) -> None:
   )
   _add_manifests_flags(manifests)
   manifests.set_defaults(call=_manifests)
-  for parser in (launch, node, manifests):
-    flags.add_config_flags(parser)
-    parser.set_defaults(fused=False, reset_moments=False)
   for parser in (launch, node):
-    flags.add_profile_flag(parser)
+    request_lib.add(parser, *request_lib.SHARED, 'profile')
+  request_lib.add(manifests, *request_lib.SHARED)
 
 
 def _add_node_flags(parser: argparse.ArgumentParser) -> None:
@@ -100,32 +100,32 @@ def _add_manifests_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _make_shared_config(
-  arguments: argparse.Namespace, hosts: 'hosts_lib.Hosts'
+  request: request_lib.TrainRequest, hosts: 'hosts_lib.Hosts'
 ) -> 'launch_config.ExperimentConfig':
-  """Makes the config of a run on several hosts from the flags; ValueError if the hosts do not fit it."""
+  """Makes the config of a run on several hosts; ValueError if the hosts do not fit it."""
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.cluster import hosts as hosts_lib
   from hephaestus.launch.files import folder as folder_lib
 
-  given = getattr(arguments, 'config', None)
-  known = folder_lib.resumes(arguments.run)
-  if given is not None:
-    if words := flags.given_config_flags(arguments):
-      raise ValueError(f'{words[0]}: --config {given} says all of it; leave one of them out')
-    config = launch_config.load(given)
-  elif arguments.preset is None and not known:
+  if request.config is not None:
+    if words := request.words(*GIVEN):
+      raise ValueError(
+        f'{words[0]}: --config {request.config} says all of it; leave one of them out'
+      )
+    config = launch_config.load(request.config)
+  elif request.preset is None and not folder_lib.resumes(request.run):
     raise ValueError(
       '--preset: give one; without it each host would choose one by its own accelerator'
     )
   else:
-    config = flags.make_config(arguments)
+    config = request_lib.make_config(request)
   hosts_lib.check(hosts, config)
   return config
 
 
 def _launch(arguments: argparse.Namespace) -> int:
   from hephaestus.launch import config as launch_config
-  from hephaestus.launch.cluster import handshake, remote
+  from hephaestus.launch.cluster import handshake, node, remote
   from hephaestus.launch.cluster import hosts as hosts_lib
   from hephaestus.launch.files import folder as folder_lib
   from hephaestus.launch.run import preflight
@@ -136,48 +136,35 @@ def _launch(arguments: argparse.Namespace) -> int:
 
   path = pathlib.Path(arguments.hosts)
   hosts = hosts_lib.load(path)
-  config = _make_shared_config(arguments, hosts)
+  request = request_lib.of(arguments, fused=False)
+  config = _make_shared_config(request, hosts)
   budget = preflight.check_budget(config)
-  folder = arguments.run or folder_lib.new(config)
-  if arguments.profile is not None:  # each host reports about its own folder
-    preflight.check_profile(profile_lib.parse(arguments.profile), config, folder)
+  folder = request.run or folder_lib.new(config)
+  if request.profile is not None:  # each host reports about its own folder
+    preflight.check_profile(profile_lib.parse(request.profile), config, folder)
   launch_id = time.time_ns()
   ports = [portpicker.pick_unused_port() for _ in hosts.keepers]
   commands = {host.name: remote.command(hosts, host, str(folder), ports) for host in hosts.hosts}
-  _print_commands(arguments, hosts, commands, folder, launch_id)
+  for host in hosts.hosts:
+    words, nodes = commands[host.name], ', '.join(node.names(hosts, host))
+    if words is None:
+      words = ['hephaestus', 'node', str(path), '--host', host.name, '--run', str(folder)]
+      words += ['--launch-id', str(launch_id), *request.words('profile')]
+      words += request.words(*GIVEN, 'trust')
+      print(f'# {host.name}: {nodes}; start it there by:', shlex.join(words), sep='\n')
+    elif arguments.dry_run:
+      print(f'# {host.name}: {nodes}', shlex.join(words), sep='\n')
   if arguments.dry_run:
     print('# nothing was started; hosts file and config reach each command through its stdin')
     return 0
   print(f'run folder on each host: {folder}', budget, sep='\n', flush=True)
   spec = handshake.RunSpec(
-    path.read_text(), launch_config.to_yaml(config), launch_id, arguments.profile
+    path.read_text(), launch_config.to_yaml(config), launch_id, request.profile
   )
   reached = {name: words for name, words in commands.items() if words is not None}
   if not reached:
     raise ValueError(f'{path}: no host has ssh, gcloud or local; start `hephaestus node` on each')
   return remote.Launch(hosts, reached, spec, _say).run()
-
-
-def _print_commands(
-  arguments: argparse.Namespace,
-  hosts: 'hosts_lib.Hosts',
-  commands: dict[str, list[str] | None],
-  folder: pathlib.Path,
-  launch_id: int,
-) -> None:
-  """Prints the command of each host that the user must start by hand; with --dry-run, of all hosts."""
-  from hephaestus.launch.cluster import node
-
-  for name, words in commands.items():
-    nodes = ', '.join(node.names(hosts, hosts.find(name)))
-    if words is None:
-      words = ['hephaestus', 'node', arguments.hosts, '--host', name, '--run', str(folder)]
-      words += ['--launch-id', str(launch_id)]
-      words += [] if arguments.profile is None else ['--profile', arguments.profile]
-      words += flags.given_config_flags(arguments) + (['--trust'] if arguments.trust else [])
-      print(f'# {name}: {nodes}; start it there by:', shlex.join(words), sep='\n')
-    elif arguments.dry_run:
-      print(f'# {name}: {nodes}', shlex.join(words), sep='\n')
 
 
 def _say(line: str) -> None:
@@ -196,8 +183,9 @@ def _node(arguments: argparse.Namespace) -> int:
   from hephaestus.launch.files import folder as folder_lib
 
   with run_commands.fork_server() as forks:
+    request = request_lib.of(arguments, fused=False)
     attached = arguments.hosts == '-'
-    profile = arguments.profile
+    profile = request.profile
     if attached:
       spec = handshake.receive(sys.stdin.fileno())
       profile = profile or spec.profile
@@ -208,8 +196,8 @@ def _node(arguments: argparse.Namespace) -> int:
       hosts_lib.check(hosts, config)
     else:
       hosts = hosts_lib.load(pathlib.Path(arguments.hosts))
-      config = _make_shared_config(arguments, hosts)
-      launch_id = _launch_id(arguments, config)
+      config = _make_shared_config(request, hosts)
+      launch_id = _launch_id(arguments.launch_id, config)
     host = hosts.find(arguments.host)
     if arguments.stay:
       node.check_stays(hosts, host)
@@ -220,7 +208,7 @@ def _node(arguments: argparse.Namespace) -> int:
     memory = preflight.check_memory(
       config, shards=1 if host.replay else 0, learns=bool(host.learner)
     )
-    folder = arguments.run or folder_lib.new(config)
+    folder = request.run or folder_lib.new(config)
     span = None if profile is None else node.prepare_profile(profile, config, folder)
     folder_lib.open_run(folder, config)
     print(f'run folder: {folder}', budget, *remarks, sep='\n', flush=True)
@@ -230,15 +218,15 @@ def _node(arguments: argparse.Namespace) -> int:
     return node.run(place, config, folder, forks, profile=span)
 
 
-def _launch_id(arguments: argparse.Namespace, config: 'launch_config.ExperimentConfig') -> int:
+def _launch_id(given: int | None, config: 'launch_config.ExperimentConfig') -> int:
   """Launch ID for a host that `launch` does not start; ValueError where the flag is needed or invalid."""
   from hephaestus.launch.cluster import node
 
-  if arguments.launch_id is None:
+  if given is None:
     return node.default_launch_id(config)
-  if arguments.launch_id < 1:
-    raise ValueError(f'--launch-id {arguments.launch_id}: must be at least 1')
-  return arguments.launch_id
+  if given < 1:
+    raise ValueError(f'--launch-id {given}: must be at least 1')
+  return given
 
 
 def _manifests(arguments: argparse.Namespace) -> int:
@@ -260,8 +248,8 @@ def _manifests(arguments: argparse.Namespace) -> int:
     launch_id=arguments.launch_id,
   )
   hosts = hosts_lib.load(pathlib.Path(arguments.hosts))
-  config = _make_shared_config(arguments, hosts)
-  _launch_id(arguments, config)  # raises the errors that the pods would raise
+  config = _make_shared_config(request_lib.of(arguments, fused=False), hosts)
+  _launch_id(arguments.launch_id, config)  # raises the errors that the pods would raise
   preflight.check_environment(config)
   text = manifests.to_yaml(manifests.make(hosts, config, options))
   if arguments.out is None:

@@ -1,6 +1,8 @@
 """`train`, which runs `hephaestus train` from Python, and `Run`, which reads its results."""
 
 import argparse
+import dataclasses
+import inspect
 import json
 import os
 import pathlib
@@ -8,50 +10,21 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hephaestus.launch import records
 from hephaestus.launch.run import commands as run_commands
 from hephaestus.launch.run import flags
+from hephaestus.launch.run import request as request_lib
 
 if TYPE_CHECKING:
-  from typing_extensions import Unpack
-
   from hephaestus.actors.environments import environment as environment_lib
   from hephaestus.launch.interface import policy as policy_lib
 
 Overrides = Mapping[str, Any] | Sequence[str]
 INTERRUPTED = 130  # exit code of a run that Ctrl-C has stopped
-
-
-class Options(TypedDict, total=False):
-  """Less common options of `hephaestus train`; all but `origin` have the names of its flags.
-
-  Attributes:
-    preset: 'laptop', 'gpu' or 'tpu-v4-8'; by default the one for the accelerator of this machine.
-    fused: whether environments, replay and learner are in one process, compiled where the environment
-      is in JAX; by default wherever that is possible.
-    origin: RUN[@best|@STEP], a run whose trained parameters the new run starts from; the flag is
-      `--from`.
-    expose: whether other machines can reach the port of the replay server.
-    reset_moments: whether to reset Adam's moments when a PPO run resumes with another number of
-      environments.
-    profile: 'START:STOP', range of updates to trace with the profiler.
-    config: path of a configuration file, whose values the other options override.
-    trust: whether to import the agent and the environment that the folder of `run`, `origin` or
-      `config` names by an import path; otherwise such a name is refused unless it is `agent` or `env`.
-  """
-
-  preset: str
-  fused: bool
-  origin: str
-  expose: bool
-  reset_moments: bool
-  profile: str
-  config: str | os.PathLike[str]
-  trust: bool
 
 
 class Run:
@@ -160,7 +133,7 @@ def train(
   run: str | os.PathLike[str] | None = None,
   agent: str | None = None,
   set: Overrides = (),
-  **options: 'Unpack[Options]',
+  **options: Any,
 ) -> Run:
   """Trains an agent, or resumes a run, and prints the same progress as `hephaestus train`.
 
@@ -179,7 +152,7 @@ def train(
     run: folder of the run, which is resumed if it exists; by default a new one in `runs/`.
     agent: 'dreamer', 'plain', 'ppo', or 'module:Class' of an `AgentRecord`; by default the dreamer.
     set: config values by path, {'agent.gamma': 0.995}, or as for `--set`, ['agent.gamma=0.995'].
-    **options: less common options, see `Options`.
+    **options: any other field of `request.TrainRequest`, such as `preset`, `fused` or `origin`.
 
   Returns:
     The run, finished or stopped by Ctrl-C.
@@ -190,53 +163,45 @@ def train(
     RuntimeError: training failed; the output printed before shows why.
   """
   flags.say_import('hephaestus.train')
-  arguments = _command_defaults()
-  unknown = sorted(options.keys() - Options.__annotations__.keys())
+  others = [each for each in request_lib.NAMES if each not in inspect.signature(train).parameters]
+  unknown = sorted(options.keys() - {*others})
   if unknown:
-    raise TypeError(
-      f'train() has no option {unknown[0]!r}; choose of {", ".join(Options.__annotations__)}'
-    )
+    raise TypeError(f'train() has no option {unknown[0]!r}; choose of {", ".join(others)}')
   numbers = {'steps': _whole('steps', steps), 'seed': _whole('seed', seed)}
-  vars(arguments).update(options, **numbers, agent=agent, set=_assignments(set))
-  with records.trusting(arguments.trust):
-    return _train(arguments, env, run)
+  options |= {**numbers, 'run': run, 'agent': agent, 'set': _assignments(set)}
+  request = request_lib.TrainRequest(**options)
+  with records.trusting(request.trust):
+    return _train(request, env)
 
 
-def _train(arguments: argparse.Namespace, env: Any, run: str | os.PathLike[str] | None) -> Run:
-  """Trains with the options of `train`, given as parsed flags."""
-  arguments.run = None if run is None else pathlib.Path(run)
-  arguments.config = None if arguments.config is None else pathlib.Path(arguments.config)
+def _train(request: request_lib.TrainRequest, env: Any) -> Run:
+  """Trains as `train`, in an environment given by its name or as an object."""
   is_instance = not (env is None or isinstance(env, str))
-  arguments.env = _register(env, arguments.run) if is_instance else env
-  if arguments.fused is None and _can_be_one_process(arguments):
-    arguments.fused = True
-  config = flags.make_config(arguments)
+  request = dataclasses.replace(request, env=_register(env, request.run) if is_instance else env)
+  if request.fused is None and _can_be_one_process(request):
+    request = dataclasses.replace(request, fused=True)
+  config = request_lib.make_config(request)
   if is_instance and not config.fused:
     raise ValueError(
-      f'environment.name={arguments.env!r}: an instance exists only in this process, and this run has '
+      f'environment.name={request.env!r}: an instance exists only in this process, and this run has '
       "several; give an import path, 'package.module:Class'"
     )
-  if arguments.run is None:
+  folder = request.run
+  if folder is None:
     from hephaestus.launch.files import folder as folder_lib
 
-    arguments.run = folder_lib.new(config)
-  exit_code = run_commands.begin(arguments, config) if config.fused else _in_child(arguments)
+    folder = folder_lib.new(config)
+    request = dataclasses.replace(request, run=folder)
+  exit_code = run_commands.begin(request, config) if config.fused else _in_child(request)
   if exit_code not in (0, INTERRUPTED):
-    raise RuntimeError(f'{arguments.run}: training failed with exit code {exit_code}')
-  return Run(arguments.run)
-
-
-def _command_defaults() -> argparse.Namespace:
-  """Parsed arguments of `hephaestus train` without any flag."""
-  parser = argparse.ArgumentParser()
-  run_commands.add(parser.add_subparsers())
-  return parser.parse_args(['train'])
+    raise RuntimeError(f'{folder}: training failed with exit code {exit_code}')
+  return Run(folder)
 
 
 def _whole(name: str, value: Any) -> int | None:
   """The whole number of an argument, as the flag of its name reads it; ValueError, which names it."""
   try:
-    return None if value is None else flags.whole_number(str(value))
+    return None if value is None else request_lib.whole_number(str(value))
   except argparse.ArgumentTypeError as error:
     raise ValueError(f'{name}={error}') from None
 
@@ -267,35 +232,20 @@ def _register(env: Any, run: pathlib.Path | None) -> str:
   return environments.register(env, known)
 
 
-def _can_be_one_process(arguments: argparse.Namespace) -> bool:
-  """Whether this is a new run that can be fused, and no argument asks for several processes."""
-  from hephaestus.launch import config as launch_config
-  from hephaestus.launch import records
+def _can_be_one_process(request: request_lib.TrainRequest) -> bool:
+  """Whether this is a new run that can be fused, and no option asks for several processes."""
   from hephaestus.launch.files import folder as folder_lib
 
-  file = launch_config.read_partial(arguments.config, arguments.agent)
-  is_new = not folder_lib.resumes(arguments.run)
-  asked = ('learner.fused', *flags.SEVERAL)
-  if not is_new or arguments.expose or any(flags.sets(arguments, key) for key in asked):
+  asked = ('learner.fused', *request_lib.SEVERAL)
+  if folder_lib.resumes(request.run) or request.expose or any(map(request.sets, asked)):
     return False
-  return arguments.origin is not None or records.find_record(file.agent or records.DREAMER).can_fuse
+  agent = request.agent or request.file.agent or records.DREAMER
+  return request.origin is not None or records.find_record(agent).can_fuse
 
 
-def _in_child(arguments: argparse.Namespace) -> int:
+def _in_child(request: request_lib.TrainRequest) -> int:
   """Runs the command in a child process, since a process with JAX must not fork; returns the exit code."""
-  command = [sys.executable, '-m', 'hephaestus.launch.main', 'train', '--run', str(arguments.run)]
-  command += flags.given_config_flags(arguments)
-  if arguments.fused is not None:
-    command.append('--fused' if arguments.fused else '--no-fused')
-  for flag in ('expose', 'reset_moments', 'trust'):
-    command += [f'--{flag.replace("_", "-")}'] if getattr(arguments, flag) else []
-  files = (
-    ('--config', arguments.config),
-    ('--from', arguments.origin),
-    ('--profile', arguments.profile),
-  )
-  for flag, value in files:
-    command += [] if value is None else [flag, str(value)]
+  command = [sys.executable, '-m', 'hephaestus.launch.main', 'train', *request.words()]
   live = sys.stdout.isatty()  # a notebook shows only its own output, so lines are passed on
   process = subprocess.Popen(
     command, stdout=None if live else subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from hephaestus.launch.run import flags, packages
+from hephaestus.launch.run import packages
+from hephaestus.launch.run import request as request_lib
 
 if TYPE_CHECKING:
   from hephaestus.learner import profile as profile_lib
@@ -29,33 +30,16 @@ def add(commands: Any) -> None:
     help='train an agent, or resume the run of a folder',
   )
   parser.add_argument('-h', '--help', action=_Help, help='show this help message and exit')
-  flags.add_train_flags(parser)
-  parser.add_argument(
-    '--from',
-    dest='origin',
-    metavar='RUN[@best|@STEP]',
-    help='begin a new run with the parameters of another, and with its config',
-  )
-  parser.add_argument(
-    '--expose',
-    action='store_true',
-    help="let other machines reach replay's port, which asks for no password",
-  )
-  parser.add_argument(
-    '--reset-moments',
-    action='store_true',
-    help='reset the optimizer where a ppo run resumes with another number of environments',
-  )
-  flags.add_profile_flag(parser)
-  parser.set_defaults(call=train)
+  request_lib.add(parser)
+  parser.set_defaults(call=lambda arguments: train(request_lib.of(arguments)))
   config = commands.add_parser(
     'config',
     allow_abbrev=False,
     help='print the config that `train` would have with the same flags, with a comment on each key',
     description='Prints a file for `train --config`: all keys with their comments.',
   )
-  flags.add_train_flags(config)
-  config.set_defaults(call=_config, expose=False, reset_moments=False)
+  request_lib.add(config, *request_lib.CONFIG)
+  config.set_defaults(call=lambda arguments: _config(request_lib.of(arguments)))
 
 
 class _Help(argparse.Action):
@@ -80,32 +64,32 @@ class _Help(argparse.Action):
     parser.exit()
 
 
-def train(arguments: argparse.Namespace) -> int:
-  """Runs `hephaestus train` with its parsed flags; returns the exit code and raises ValueError as `begin`."""
+def train(request: request_lib.TrainRequest) -> int:
+  """Runs `hephaestus train` for one run; returns the exit code and raises ValueError as `begin`."""
   # Imports and tracing make millions of objects that stay: with Python's threshold of 700, collections
   # take up to a third of their time.
   gc.set_threshold(100_000, 20, 20)
-  return begin(arguments, flags.make_config(arguments))
+  return begin(request, request_lib.make_config(request))
 
 
-def _config(arguments: argparse.Namespace) -> int:
+def _config(request: request_lib.TrainRequest) -> int:
   from hephaestus.actors import environments
   from hephaestus.launch import config as launch_config
 
   with contextlib.redirect_stdout(sys.stderr):  # stdout is a file for --config
-    config = flags.make_config(arguments)
+    config = request_lib.make_config(request)
     options = dict(config.at(launch_config.LARGEST).environment)
     environments.check(options.pop('name'), options)
   print(launch_config.to_commented_yaml(config), end='')
   return 0
 
 
-def begin(arguments: argparse.Namespace, config: Any) -> int:
+def begin(request: request_lib.TrainRequest, config: Any) -> int:
   """Checks a run, makes or opens its folder, and trains until it ends.
 
   Args:
-    arguments: parsed flags of `train`.
-    config: config of the run, from `flags.make_config`.
+    request: what the user asks for.
+    config: config of the run, from `request.make_config`.
 
   Returns:
     The exit code, of `fused.train` or `local.train`.
@@ -117,13 +101,13 @@ def begin(arguments: argparse.Namespace, config: Any) -> int:
   from hephaestus.learner import profile as profile_lib
 
   # Both before imports that take seconds.
-  profile = None if arguments.profile is None else profile_lib.parse(arguments.profile)
-  with folder_lib.claimed(config, arguments.run) as folder:
-    return _begin(arguments, config, folder, profile)
+  profile = None if request.profile is None else profile_lib.parse(request.profile)
+  with folder_lib.claimed(config, request.run) as folder:
+    return _begin(request, config, folder, profile)
 
 
 def _begin(
-  arguments: argparse.Namespace,
+  request: request_lib.TrainRequest,
   config: Any,
   folder: pathlib.Path,
   profile: 'profile_lib.Span | None',
@@ -139,15 +123,15 @@ def _begin(
   if here.lack and not config.accelerator:
     print(f'{here.lack}. Training on the CPU', flush=True)
   if not config.fused:
-    packages.check_distributed(*flags.several_processes(arguments, config))
+    packages.check_distributed(*request_lib.several_processes(request, config))
   with contextlib.nullcontext() if config.fused else fork_server() as forks:
-    if arguments.expose and config.fused:
+    if request.expose and config.fused:
       raise ValueError('--expose: a fused run listens at no port; leave it out, or add --no-fused')
     budget = preflight.check_budget(config)
     remarks = preflight.check_environment(config)
     origin = (
-      origin_lib.load(arguments.origin, config)
-      if arguments.origin
+      origin_lib.load(request.origin, config)
+      if request.origin
       else origin_lib.unfinished(folder, config)
     )
     prepared = fused.prepare(config) if config.fused else None
@@ -166,7 +150,7 @@ def _begin(
       f'run folder: {folder}', budget, *preflight.warnings(config), *remarks, sep='\n', flush=True
     )
     if prepared is not None:
-      return fused.train(prepared, folder, reset_moments=arguments.reset_moments, profile=profile)
+      return fused.train(prepared, folder, reset_moments=request.reset_moments, profile=profile)
     from hephaestus.launch.run import local  # whose packages a fused run does not need
 
     print(memory, flush=True)
@@ -175,7 +159,7 @@ def _begin(
       config,
       folder,
       forks,
-      exposed=arguments.expose,
+      exposed=request.expose,
       profile=profile,
       tracing_seconds=tracing_seconds,
     )

@@ -15,9 +15,7 @@ import psutil
 from absl import logging
 
 from hephaestus.actors import episodes, evaluator, rollout
-from hephaestus.actors.environments import environment as environment_lib
 from hephaestus.actors.environments import host
-from hephaestus.agents import agent as agent_lib
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import metrics
@@ -31,20 +29,9 @@ from hephaestus.learner.sources import stepped, unrolled
 from hephaestus.replay import buffer, parameters, tables
 
 
-def make(config: launch_config.ExperimentConfig) -> tuple[environment_lib.Environment, Any]:
-  """Makes the environment of a run and, by `AgentRecord.make`, its agent with losses; makes no array.
-
-  ValueError if the environment is unknown, or not one that the agent supports.
-  """
-  environment = config.make_environment()
-  specs = environment.observation_spec, environment.action_spec
-  return environment, config.record.make(config.agent, *specs)
-
-
 def build(
   config: launch_config.ExperimentConfig,
-  environment: environment_lib.Environment,
-  trained: Any,
+  parts: parts_lib.Parts,
   devices: list[jax.Device],
   should_stop: Callable[[], bool] = lambda: False,
 ) -> unrolled.FusedProgram:
@@ -52,27 +39,27 @@ def build(
 
   Args:
     config: config of the run.
-    environment: environment of the run; a `stepped.HostProgram` steps it if it is not in JAX.
-    trained: the agent with its losses, from `make`.
+    parts: parts of the run; a `stepped.HostProgram` steps its environment if it is not in JAX.
     devices: devices that share the work.
     should_stop: called after each step of an environment on the host; True ends its unroll.
 
   Raises:
     ValueError: environments, minibatches, strata or an unroll do not divide or fit; see `make_replay`.
   """
-  update: Any = config.record.make_update(config, trained, num_devices=len(devices))
+  environment, agent = parts.environment, parts.agent
+  update: Any = config.record.make_update(config, parts.trained, num_devices=len(devices))
   num_envs, num_steps = config.actor.num_envs, config.steps_per_sequence
   replay = None if config.record.on_policy else make_replay(config, len(devices))
   is_on_host = isinstance(environment, host.HostEnvironment)
   unroll = rollout.make_unroll(
     environment,
-    trained.agent,
+    agent,
     num_envs=num_envs if is_on_host else num_envs // len(devices),
     sequence_length=config.actor.sequence_length,
     explore=True,
     should_stop=should_stop,
   )
-  acting_params = trained.agent.acting_params
+  acting_params = agent.acting_params
   if not is_on_host:
     envs = unrolled.Environments(unroll.init, unroll.unroll, num_envs, num_steps, unroll.metrics)
     return unrolled.FusedProgram(update, acting_params, envs, devices, replay)
@@ -119,15 +106,6 @@ def make_replay(config: launch_config.ExperimentConfig, num_devices: int) -> buf
     warm_up=config.replay.warm_up,
     rate=buffer.updates_per_sequence(config.replay, config.batch_size),
   )
-
-
-def saved(
-  config: launch_config.ExperimentConfig,
-) -> tuple[environment_lib.Environment, agent_lib.Agent, unrolled.FusedState]:
-  """Environment, agent, and shapes of a checkpoint's state without environments and replay, of a run."""
-  environment, trained = make(config)
-  shapes = build(config, environment, trained, jax.local_devices()[:1]).shapes()
-  return environment, trained.agent, shapes._replace(worlds=None, replay=())
 
 
 def check_replay_memory(
@@ -230,8 +208,7 @@ class Prepared(NamedTuple):
 
   Attributes:
     config: config of the run.
-    environment: environment of the run, with the last value of each schedule.
-    trained: the agent with its losses, from `AgentRecord.make`.
+    parts: parts of the run, with the last value of each schedule of the environment.
     program: program of the run, not yet compiled; with the first value of each schedule.
     memory: estimated bytes that the program needs on each device.
     warning: text of a warning that it may not fit into memory; None if it should.
@@ -240,8 +217,7 @@ class Prepared(NamedTuple):
   """
 
   config: launch_config.ExperimentConfig
-  environment: environment_lib.Environment
-  trained: Any
+  parts: parts_lib.Parts
   program: unrolled.FusedProgram
   memory: unrolled.MemoryEstimate
   warning: str | None
@@ -253,25 +229,23 @@ def prepare(config: launch_config.ExperimentConfig) -> Prepared:
   """Makes the parts of a fused run, sets up JAX in this process, and checks the estimated memory.
 
   Raises:
-    ValueError: as in `make` and `build`, or the program does not fit into the memory of the devices.
+    ValueError: as in `parts.make_parts` and `build`, or the program does not fit into the memory of the devices.
   """
   _prepare_process(config)
   began = time.monotonic()
-  environment, trained = make(config)
+  parts = parts_lib.make_parts(config)
   stop, first = _Interrupts(), config.at(0)
-  of_first = (environment, trained) if first is config else make(first)
-  program = build(first, *of_first, jax.local_devices(), stop.is_set)
+  of_first = parts if first is config else parts_lib.make_parts(first)
+  program = build(first, of_first, jax.local_devices(), stop.is_set)
   memory, available = program.memory(), _available_bytes(program.devices)
-  config.record.check_memory(config, trained, available)
+  config.record.check_memory(config, parts.trained, available)
   if program.replay is not None:
     stratum = config.replay.limiting_stratum
     check_replay_memory(memory, available, stratum, program.replay.capacity)
   warning = check_memory(
     memory, available, num_envs=config.actor.num_envs, num_devices=len(program.devices)
   )
-  return Prepared(
-    config, environment, trained, program, memory, warning, stop, time.monotonic() - began
-  )
+  return Prepared(config, parts, program, memory, warning, stop, time.monotonic() - began)
 
 
 def train(
@@ -404,12 +378,12 @@ class _Scores:
     self._config = config = prepared.config
     self._folder = folder
     self._terminal = terminal
-    options, agent = config.evaluator, prepared.trained.agent
+    options, agent = config.evaluator, prepared.parts.agent
     self._play = episodes.Play(
-      prepared.environment, agent, options.num_episodes, greedy=options.greedy,
+      prepared.parts.environment, agent, options.num_episodes, greedy=options.greedy,
       should_stop=should_stop,
     )  # fmt: skip
-    like = prepared.program.shapes()._replace(worlds=None, replay=())
+    like = parts_lib.saved_shapes(config, prepared.parts)
     newest = functools.partial(parts_lib.newest_params, folder, like)
     self._camera = evaluator.Camera(
       self._play,
@@ -522,7 +496,7 @@ def _phases(prepared: Prepared, terminal: _Terminal) -> list[unrolled.Phase]:
     def make_program() -> unrolled.FusedProgram:
       if not start:
         return prepared.program
-      return build(of_phase, *make(of_phase), prepared.program.devices)
+      return build(of_phase, parts_lib.make_parts(of_phase), prepared.program.devices)
 
     def compile_program(program: unrolled.FusedProgram) -> None:
       values = ', '.join(f'environment.{option}={value}' for option, value in options.items())

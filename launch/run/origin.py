@@ -9,9 +9,8 @@ import numpy as np
 
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
-from hephaestus.launch.run import flags
-from hephaestus.launch.run import fused as fused_run
 from hephaestus.launch.run import parts as parts_lib
+from hephaestus.launch.run import request as request_lib
 from hephaestus.learner import checkpoint
 from hephaestus.learner.sources import stale_filter
 
@@ -44,13 +43,13 @@ def load(text: str, config: launch_config.ExperimentConfig) -> Origin:
   Raises:
     ValueError: there is no such checkpoint, or its arrays have other shapes than the new run's.
   """
-  folder, which = flags.parse_origin(text)
+  folder, which = request_lib.parse_origin(text)
   try:
     step, train = _find_train(folder, which)
   except ValueError as error:
     raise ValueError(f'--from {text}: {str(error).removeprefix("--checkpoint ")}') from None
   fields = {name: getattr(train, name) for name in COPIED if hasattr(train, name)}
-  like = _train_shapes(config)
+  like = parts_lib.train_part(_shapes(config))
   for name, value in fields.items():
     try:
       checkpoint.transplanted(value, getattr(like, name))
@@ -128,14 +127,8 @@ def begin(
 def _find_train(folder: pathlib.Path, which: str | None) -> tuple[int, Any]:
   """Restores (learner step, train state) of a checkpoint of a run; ValueError where there is none."""
   config = folder_lib.load_config(folder)
-  if config.fused:
-    return parts_lib.find_train(folder, fused_run.saved(config)[2], which)
-  like = parts_lib.saved_shapes(config, parts_lib.make_parts(config))
-  return parts_lib.find_train(folder, like, which)
+  return parts_lib.find_train(folder, _shapes(config), which)
 
 
-def _train_shapes(config: launch_config.ExperimentConfig) -> Any:
-  """Shapes and dtypes of a new run's train state."""
-  trained = fused_run.make(config)[1]
-  update = config.record.make_update(config, trained, num_devices=1)
-  return jax.eval_shape(update.init, jax.eval_shape(lambda: jax.random.key(0)))
+def _shapes(config: launch_config.ExperimentConfig) -> Any:
+  return parts_lib.saved_shapes(config, parts_lib.make_parts(config))

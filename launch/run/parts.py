@@ -14,7 +14,7 @@ from hephaestus.agents import agent as agent_lib
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import metrics
 from hephaestus.learner import checkpoint
-from hephaestus.learner.sources import stale_filter
+from hephaestus.learner.sources import stale_filter, unrolled
 
 REPLAY, LEARNER, ACTOR, EVALUATOR = 'replay', 'learner', 'actor', 'evaluator'
 ENDING = 'ending'  # node that exits with the run, on a host with only replay
@@ -31,22 +31,39 @@ class Parts:
 
   Attributes:
     environment: environment of the run, an `environment.Environment` or `host.HostEnvironment`.
-    agent: functions by which the agent acts.
     trained: the agent with its losses, from `AgentRecord.make`.
-    unroll: functions by which actors step their environments.
-    params_schema: shapes and dtypes of acting parameters, a tree of `jax.ShapeDtypeStruct`.
   """
 
   environment: Any
-  agent: agent_lib.Agent
   trained: Any
-  unroll: rollout.Unroll
-  params_schema: Any
+  _make_unroll: Callable[[], rollout.Unroll]
+
+  @property
+  def agent(self) -> agent_lib.Agent:
+    """Functions by which the agent acts."""
+    agent: agent_lib.Agent = self.trained.agent
+    return agent
+
+  @functools.cached_property
+  def unroll(self) -> rollout.Unroll:
+    """Functions by which an actor steps its environments."""
+    return self._make_unroll()
+
+  @functools.cached_property
+  def params_schema(self) -> Any:
+    """Shapes and dtypes of acting parameters, a tree of `jax.ShapeDtypeStruct`."""
+    agent = self.agent
+    return jax.eval_shape(lambda key: agent.acting_params(agent.init_params(key)), _key())
 
   @functools.cached_property
   def sequence_schema(self) -> Any:
     """Shapes and dtypes of one stored Sequence, found by tracing the environment and the policy."""
     return rollout.sequence_schema(self.unroll, self.params_schema)
+
+
+def _key() -> Any:
+  """The shape and dtype of a PRNG key."""
+  return jax.eval_shape(lambda: jax.random.key(0))
 
 
 def make_parts(
@@ -59,30 +76,35 @@ def make_parts(
     should_stop: for the unroll, see `rollout.make_unroll`.
 
   Raises:
-    ValueError: environment and agent do not fit.
+    ValueError: the environment is unknown, or not one that the agent supports.
   """
   environment = config.make_environment()
-  specs = environment.observation_spec, environment.action_spec
-  trained = config.record.make(config.agent, *specs)
-  agent = trained.agent
-  unroll = rollout.make_unroll(
+  trained = config.record.make(config.agent, environment.observation_spec, environment.action_spec)
+  make_unroll = functools.partial(
+    rollout.make_unroll,
     environment,
-    agent,
+    trained.agent,
     num_envs=config.actor.num_envs,
     sequence_length=config.actor.sequence_length,
     explore=True,
     should_stop=should_stop,
   )
-  key = jax.eval_shape(lambda: jax.random.key(0))
-  params = jax.eval_shape(lambda key: agent.acting_params(agent.init_params(key)), key)
-  return Parts(environment, agent, trained, unroll, params)
+  return Parts(environment, trained, make_unroll)
 
 
 def saved_shapes(config: launch_config.ExperimentConfig, parts: Parts) -> Any:
-  """Shapes and dtypes of the state in the checkpoints of a run with actors; a tree."""
-  update = config.record.make_update(config, parts.trained, num_devices=1)
-  state = jax.eval_shape(update.init, jax.eval_shape(lambda: jax.random.key(0)))
+  """Shapes and dtypes of the state in the checkpoints of a run, without environments and replay; a tree."""
+  state = jax.eval_shape(
+    config.record.make_update(config, parts.trained, num_devices=1).init, _key()
+  )
+  if config.fused:
+    return unrolled.FusedState(state, jax.eval_shape(jax.random.key_data, _key()), worlds=None)
   return stale_filter.saved_shapes(state) if config.record.on_policy else state
+
+
+def train_part(state: Any) -> Any:
+  """The train state within the state of a checkpoint."""
+  return getattr(state, 'train', state)
 
 
 def checkpointer(
@@ -133,8 +155,7 @@ def saved_train(run: pathlib.Path, like: Any, step: int | None = None) -> tuple[
     restored = saved.restore(like, step=step)
   if restored is None:
     return None
-  state: Any = restored.state
-  return restored.step, getattr(state, 'train', state)
+  return restored.step, train_part(restored.state)
 
 
 def find_train(run: pathlib.Path, like: Any, which: str | None) -> tuple[int, Any]:

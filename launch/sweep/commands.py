@@ -3,10 +3,12 @@
 import argparse
 import pathlib
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from hephaestus.launch.run import commands as run_commands
 from hephaestus.launch.run import packages
+from hephaestus.launch.run import request as request_lib
 
 
 def add(commands: Any) -> None:
@@ -40,12 +42,13 @@ def _train(arguments: argparse.Namespace) -> int:
   if arguments.seeds is None and not arguments.grid:
     if arguments.jobs is not None:
       raise ValueError(f'--jobs {arguments.jobs}: is of several runs; add --seeds or --grid')
-    return run_commands.train(arguments)
-  _check(arguments)
+    return run_commands.train(request_lib.of(arguments))
+  request = request_lib.of(arguments)
+  _check(request, arguments.seeds)
   from hephaestus.launch.sweep import grid, jobs
 
   say = lambda text: print(text, flush=True)
-  runs = grid.plan(arguments)
+  runs = grid.plan(request, arguments.seeds, arguments.grid)
   parent = runs[0].folder.parent
   missing = [run for run in runs if not grid.is_done(run)]
   code = 0
@@ -60,20 +63,17 @@ def _train(arguments: argparse.Namespace) -> int:
   return code if _show(runs, parent) else max(code, 1)
 
 
-def _check(arguments: argparse.Namespace) -> None:
+def _check(request: request_lib.TrainRequest, seeds: Sequence[int] | None) -> None:
   """Raises ValueError for flags that only a single run has."""
   from hephaestus.launch.files import folder as folder_lib
 
-  if arguments.seeds is not None and arguments.seed is not None:
-    raise ValueError(f'--seed {arguments.seed}: is one of --seeds; give one of the two options')
-  flags = {'--from': arguments.origin, '--profile': arguments.profile,
-           '--expose': arguments.expose, '--reset-moments': arguments.reset_moments}  # fmt: skip
-  for flag, value in flags.items():
-    if value:
-      raise ValueError(f'{flag}: is of a single run; leave it out, or --seeds and --grid')
-  if folder_lib.resumes(arguments.run):
+  if seeds is not None and request.seed is not None:
+    raise ValueError(f'--seed {request.seed}: is one of --seeds; give one of the two options')
+  if words := request.words(*request_lib.SINGLE):
+    raise ValueError(f'{words[0]}: is of a single run; leave it out, or --seeds and --grid')
+  if folder_lib.resumes(request.run):
     raise ValueError(
-      f'--run {arguments.run}: is the folder of a single run; give another for several, or leave out '
+      f'--run {request.run}: is the folder of a single run; give another for several, or leave out '
       '--seeds and --grid to resume it'
     )
 

@@ -1,6 +1,5 @@
 """Runs of several seeds and settings: their configs, their folders, and the table of their curves."""
 
-import argparse
 import contextlib
 import dataclasses
 import io
@@ -19,7 +18,7 @@ from hephaestus.launch import config as launch_config
 from hephaestus.launch.agents import presets
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import metrics
-from hephaestus.launch.run import flags
+from hephaestus.launch.run import request as request_lib
 from hephaestus.launch.sweep import jobs
 
 BY_FLAG = {
@@ -41,12 +40,15 @@ class SweepRun(NamedTuple):
   config: launch_config.ExperimentConfig
 
 
-def plan(arguments: argparse.Namespace) -> list[SweepRun]:
+def plan(
+  request: request_lib.TrainRequest, seeds: Sequence[int] | None, grids: Sequence[str]
+) -> list[SweepRun]:
   """Lists the runs that --seeds and --grid ask for: one for each seed with each setting.
 
   Args:
-    arguments: parsed flags of `train`. `seeds` may be None, for the one of --seed. `run` is the
-      parent folder of all runs; None for a new one.
+    request: what all runs share. Its `run` is the parent folder of all runs; None for a new one.
+    seeds: seeds of the runs; None for the one of `request`.
+    grids: values of config keys, each 'KEY=VALUE,VALUE'.
 
   Returns:
     The runs in the order in which they are started: all settings of the first seed first.
@@ -54,14 +56,14 @@ def plan(arguments: argparse.Namespace) -> list[SweepRun]:
   Raises:
     ValueError: a flag or key is invalid, or the folder of a run has another config; names it.
   """
-  seeds = [arguments.seed or 0] if arguments.seeds is None else list(dict.fromkeys(arguments.seeds))
-  chosen = list(itertools.product(seeds, _settings(arguments.grid)))
+  seeds = [request.seed or 0] if seeds is None else list(dict.fromkeys(seeds))
+  chosen = list(itertools.product(seeds, _settings(grids)))
   configs = []
   for seed, (_, assignments) in chosen:
-    changes = {'run': None, 'seed': seed, 'set': [*arguments.set, *assignments]}
+    one = dataclasses.replace(request, run=None, seed=seed, set=(*request.set, *assignments))
     with contextlib.redirect_stdout(io.StringIO()):  # the same line for each run
-      configs.append(flags.make_config(argparse.Namespace(**vars(arguments) | changes)))
-  parent = arguments.run or folder_lib.new(configs[0])
+      configs.append(request_lib.make_config(one))
+  parent = request.run or folder_lib.new(configs[0])
   found = []
   for (seed, (setting, _)), config in zip(chosen, configs, strict=True):
     name = re.sub(r'[^\w.,=+-]+', '-', ','.join(filter(None, [setting, f'seed={seed}'])))

@@ -147,7 +147,7 @@ def _lower(config: launch_config.ExperimentConfig, devices: list[jax.Device]) ->
         f'a fused run is one process on one host, whose share of the slice is {len(here)} of '
         f'{len(devices)} devices; give --set learner.fused=false, or another of --programs'
       )
-    return fused.build(config, *fused.make(config), devices).lower()
+    return fused.build(config, parts_lib.make_parts(config), devices).lower()
   parts, count = parts_lib.make_parts(config), len(devices)
   update = config.record.make_update(config, parts.trained, num_devices=count)
   state = jax.eval_shape(update.init, jax.eval_shape(lambda: jax.random.key(0)))

@@ -15,7 +15,7 @@ import tiny
 from hephaestus.actors import episodes
 from hephaestus.actors.environments import host
 from hephaestus.launch import config as launch_config
-from hephaestus.launch.run import fused
+from hephaestus.launch.run import fused, parts
 from hephaestus.learner.sources import unrolled
 
 
@@ -78,10 +78,10 @@ def in_process():
       same = dataclasses.replace(same, max_environment_steps=10**9)
     return launch_config.to_yaml(same)
 
-  def program(config, environment, trained, devices, should_stop=None):
+  def program(config, made, devices, should_stop=None):
     # The capacity of a replay depends on the length of the run.
     replay = None if config.record.on_policy else fused.make_replay(config, len(devices))
-    stop = should_stop if isinstance(environment, host.HostEnvironment) else None
+    stop = should_stop if isinstance(made.environment, host.HostEnvironment) else None
     return text(config), str(replay), len(devices), stop
 
   def play(environment, agent, num_envs, *, should_stop=None, **options):
@@ -90,7 +90,7 @@ def in_process():
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(fused, '_prepare_process', lambda config: None)
-    patch.setattr(fused, 'make', once(fused.make, text))
+    patch.setattr(parts, 'make_parts', once(parts.make_parts, text))
     patch.setattr(fused, 'build', once(fused.build, program))
     patch.setattr(unrolled.FusedProgram, 'compile', once(unrolled.FusedProgram.compile, id))
     patch.setattr(episodes, 'Play', once(episodes.Play, play))

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from hephaestus.launch import config, main, records
+from hephaestus.launch import comments, config, main, records
 from hephaestus.launch.agents import presets
 from hephaestus.launch.files import folder as folder_lib
-from hephaestus.launch.run import flags
+from hephaestus.launch.run import request
 
 MACHINES = ('laptop', 'gpu', 'tpu-v4-8')
 
@@ -19,7 +19,7 @@ def make(tmp_path):
   def make(text, *words):
     (tmp_path / 'my.yaml').write_text(text)
     command = ['hephaestus', 'train', '--config', str(tmp_path / 'my.yaml'), *map(str, words)]
-    return flags.make_config(main.parse(command))
+    return request.make_config(request.of(main.parse(command)))
 
   return make
 
@@ -55,7 +55,7 @@ def test_comment_is_of_the_docstring_or_of_the_line_of_the_field():
     depth: int = 2  # layers
     dropout: float = 0.0
 
-  assert config.comments(Sizes) == {
+  assert comments.of(Sizes) == {
     'width': 'units of a layer, in all of them',
     'depth': 'layers',
   }
@@ -116,7 +116,7 @@ def test_run_of_the_baseline_resumes_by_its_own_command(tmp_path):
   made = config.of_preset('plain', 'laptop', 'catch')
   folder_lib.open_run(tmp_path / 'run', made)
   words = ['--agent', 'plain', '--preset', 'laptop', '--run', str(tmp_path / 'run')]
-  assert flags.make_config(main.parse(['hephaestus', 'train', *words])) == made
+  assert request.make_config(request.of(main.parse(['hephaestus', 'train', *words]))) == made
 
 
 @pytest.mark.parametrize(

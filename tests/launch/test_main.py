@@ -16,7 +16,7 @@ from hephaestus.actors import environments
 from hephaestus.launch import config, main, user_errors
 from hephaestus.launch.agents import dreamer, presets
 from hephaestus.launch.files import folder as folder_lib
-from hephaestus.launch.run import flags, parts, preflight
+from hephaestus.launch.run import flags, parts, preflight, request
 from hephaestus.learner import checkpoint
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
@@ -374,7 +374,7 @@ def test_error_of_ours_keeps_its_traceback(folder, monkeypatch):
   def fail(arguments):
     raise KeyError('ours')
 
-  monkeypatch.setattr(flags, 'make_config', fail)
+  monkeypatch.setattr(request, 'make_config', fail)
   monkeypatch.setattr(user_errors, '_is_own', lambda file: False)  # `fail` is in this file
   with pytest.raises(KeyError, match='ours'):
     run('train', '--run', folder)
@@ -410,7 +410,7 @@ def test_ctrl_c_before_training_is_one_line(monkeypatch, capsys, folder):
   def interrupt(arguments):
     raise KeyboardInterrupt
 
-  monkeypatch.setattr(flags, 'make_config', interrupt)
+  monkeypatch.setattr(request, 'make_config', interrupt)
   assert run('train', '--run', folder) == 130
   assert capsys.readouterr().err == 'stopped\n'
 
@@ -594,7 +594,7 @@ def test_run_resumes_with_its_own_config(folder):
   made = config.override(presets.laptop('catch'), ['agent.window=4', 'seed=7'])
   folder_lib.open_run(folder, made)
   arguments = main.parse(['hephaestus', 'train', '--run', str(folder), '--steps', '9'])
-  found = flags.make_config(arguments)
+  found = request.make_config(request.of(arguments))
   assert found == config.override(made, ['max_environment_steps=9'])
 
 
@@ -605,7 +605,9 @@ def test_resume_takes_what_is_not_given_from_the_folder(folder, agent):
   folder_lib.open_run(folder, made)
 
   def resumed(*words):
-    return flags.make_config(main.parse(['hephaestus', 'train', '--run', str(folder), *words]))
+    return request.make_config(
+      request.of(main.parse(['hephaestus', 'train', '--run', str(folder), *words]))
+    )
 
   assert resumed('--env', 'catch') == resumed('--agent', agent) == made
   assert resumed('--preset', 'gpu') == made

@@ -12,7 +12,7 @@ import tiny
 from hephaestus.launch import config
 from hephaestus.launch.agents import presets
 from hephaestus.launch.files import metrics
-from hephaestus.launch.run import fused
+from hephaestus.launch.run import fused, parts
 from hephaestus.learner import checkpoint, loop
 from hephaestus.learner.sources import staleness, unrolled
 
@@ -40,7 +40,7 @@ IMAGES = config.override(CONFIG, ['environment.cell_pixels=9', 'agent.image_chan
 def make_program(num_devices=1, *, base=CONFIG, compiled=True, learns=True, **changes):
   """The program of a run; one that does not learn compiles within seconds."""
   made = config.override(base, [f'{key}={value}' for key, value in changes.items()])
-  program = fused.build(made, *fused.make(made), jax.local_devices()[:num_devices])
+  program = fused.build(made, parts.make_parts(made), jax.local_devices()[:num_devices])
   if not learns:
     count = lambda state, batch: (
       state._replace(step=state.step + 1),

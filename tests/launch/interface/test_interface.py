@@ -115,7 +115,7 @@ def test_bad_input_is_refused_as_by_the_command(tmp_path, options, words):
 
 
 def test_unknown_option_is_refused():
-  with pytest.raises(TypeError, match="no option 'stepz'; choose of preset, fused"):
+  with pytest.raises(TypeError, match="no option 'stepz'; choose of preset, trust, config, fused"):
     hephaestus.train('catch', stepz=3)
 
 
@@ -149,8 +149,8 @@ def test_several_processes_run_as_children_of_this_one(monkeypatch, tmp_path, ca
     hephaestus.train(
       'catch', preset='laptop', run=folder, fused=False, seed=2, set={'actor.num_actors': 2}
     )
-  words = '--preset laptop --env catch --seed 2 --set actor.num_actors=2 --no-fused'
-  assert given.read_text() == f'-m hephaestus.launch.main train --run {folder} {words}\n'
+  words = f'--preset laptop --env catch --run {folder} --seed 2 --set actor.num_actors=2 --no-fused'
+  assert given.read_text() == f'-m hephaestus.launch.main train {words}\n'
   assert capfd.readouterr().out == 'progress\n'
 
 

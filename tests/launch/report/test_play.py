@@ -14,7 +14,7 @@ from hephaestus.launch.agents import presets
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.interface import policy
 from hephaestus.launch.report import play
-from hephaestus.launch.run import fused
+from hephaestus.launch.run import fused, parts
 from hephaestus.learner import checkpoint
 
 TINY = [
@@ -34,8 +34,7 @@ def save(folder, environment='catch'):
   """Makes a run with a checkpoint of initial parameters at update 7."""
   made = config.override(presets.ppo_laptop(environment), TINY)
   folder_lib.open_run(folder, made)
-  environment, ppo = fused.make(made)
-  program = fused.build(made, environment, ppo, jax.local_devices()[:1])
+  program = fused.build(made, parts.make_parts(made), jax.local_devices()[:1])
   checkpointer = checkpoint.Checkpointer(folder / 'checkpoints')
   checkpointer.save(7, jax.jit(program.init)(jax.random.key(0)))
   checkpointer.close()

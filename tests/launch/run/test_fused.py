@@ -84,7 +84,7 @@ def rows(folder, name):
 def test_scale_of_a_run_follows_its_environments(num_envs, expected):
   made = config.override(presets.ppo_gpu('catch'), [f'actor.num_envs={num_envs}'])
   devices = jax.local_devices()[:1]
-  assert fused.build(made, *fused.make(made), devices).update.scale == expected
+  assert fused.build(made, parts.make_parts(made), devices).update.scale == expected
 
 
 def test_run_ends_resumes_and_is_evaluated(finished, train, tmp_path, capsys):
@@ -229,7 +229,8 @@ def test_run_begins_with_the_agent_of_another(finished, tmp_path, capsys):
   assert f'begins with the parameters of {folder}@best, update 5' in out
   assert out.splitlines()[-1].startswith('done: environment_step=384 learner_step=3 ')
   assert config.load(other / 'config.yaml').agent.hidden_size == 16
-  like = fused.saved(config.load(folder / 'config.yaml'))[2]
+  made = config.load(folder / 'config.yaml')
+  like = parts.saved_shapes(made, parts.make_parts(made))
   (_, old), (_, new) = parts.find_train(folder, like, None), parts.find_train(other, like, '0')
   jax.tree.map(np.testing.assert_array_equal, old.params, new.params)
   assert int(new.step) == 0 and int(old.step) == 5

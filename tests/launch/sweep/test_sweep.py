@@ -9,6 +9,7 @@ import pytest
 from hephaestus.launch import config, main
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import metrics
+from hephaestus.launch.run import request
 from hephaestus.launch.sweep import grid, jobs
 
 TINY = [
@@ -30,7 +31,12 @@ def call(*arguments):
 
 
 def plan(parent, *more):
-  return grid.plan(main.parse(['hephaestus', *words(parent, *more)]))
+  return planned(words(parent, *more))
+
+
+def planned(command):
+  arguments = main.parse(['hephaestus', *command])
+  return grid.plan(request.of(arguments), arguments.seeds, arguments.grid)
 
 
 def finish(run, **last):
@@ -80,8 +86,8 @@ def test_related_values_of_a_grid_are_checked_with_the_overrides(tmp_path):
     '--grid',
     'agent.steps_per_chunk=3,5',
   ]
-  arguments = ['hephaestus', 'train', '--preset', 'laptop', '--run', str(tmp_path), *sizes]
-  found = grid.plan(main.parse(arguments))
+  arguments = ['train', '--preset', 'laptop', '--run', str(tmp_path), *sizes]
+  found = planned(arguments)
   assert [run.config.agent.steps_per_chunk for run in found] == [3, 5]
 
 
