@@ -169,6 +169,9 @@ class DreamerUpdate:
     state, policy_metrics, dream_metrics = self._improve_actor_critic(state, imagined)
     state, memory_metrics = self._remember(state, sequence, imagined.replayed, recall)
     state, exploring_metrics = self._explore(state, sequence, ~posterior.first)
+    # At the end, so that no reward of this update, real or imagined, holds its own novelty.
+    followed = {'world_model': model.followed(world, posterior, novelty, BATCH.mean)}
+    state = state._replace(params=state.params | followed)
 
     metrics = {
       **{name if '/' in name else f'world_model/{name}': x for name, x in model_metrics.items()},

@@ -1,16 +1,16 @@
 """Actors and critics, and their losses on imagined and on replayed steps.
 
     actor([f_t, context_t])         critic([f_t, context_t])             of the task
-    explorer([f_t, context_t])      explorer_critic([f_t, context_t])    of novelty
+    explorer([f_t, context_t])      explorer_critic([f_t, context_t])    of novelty and competence
 
 with f_t the features of step t and context_t a summary of earlier steps by a context module: see
 `contexts.context`. With a workspace the actors read only the context, and the critics only the features.
-The task's critic has a head for its reward and one for each intrinsic reward but novelty, so that their
-advantages can be scaled each by itself; as in Burda et al. (2018), "Exploration by random network
+Each critic has a head for each of its rewards, the task's also for all intrinsic rewards but the explorer's,
+so that their advantages can be scaled each by itself; as in Burda et al. (2018), "Exploration by random network
 distillation", section 2.3.
 
 Novelty has an actor and a critic of its own, the explorer: no weight of novelty suits a common actor before
-and after rewards are found. Each actor imagines dreams of its own, half of all. As in Sekar et al. (2020),
+and after rewards are found. So has competence, which is for the explorer, too. Each actor imagines dreams of its own, half of all. As in Sekar et al. (2020),
 "Planning to explore via self-supervised world models", with both actors at once.
 """
 
@@ -200,29 +200,29 @@ class ActorCritic:
 
   @property
   def explores(self) -> bool:
-    """Whether there is an explorer: where novelty is on."""
-    return NOVELTY in self.heads
+    """Whether there is an explorer: where novelty or competence is on."""
+    return any(map(_is_explorers, self.heads))
 
   @property
   def _critics(self) -> dict[str, tuple[str, ...]]:
-    """The heads of each critic by its name: values of novelty have a network of their own."""
+    """The heads of each critic by its name: values of the explorer's rewards have a network of their own."""
     if not self.explores:
       return {CRITIC: self.heads}
-    others = tuple(name for name in self.heads if name != NOVELTY)
-    return {CRITIC: others, EXPLORER_CRITIC: (NOVELTY,)}
+    own = tuple(filter(_is_explorers, self.heads))
+    return {CRITIC: tuple(name for name in self.heads if name not in own), EXPLORER_CRITIC: own}
 
   def critics(self, params: Tree) -> Tree:
     """The parameters of all critics by name, out of all of the actor-critic."""
     return {name: params[name] for name in self._critics}
 
   def dreams(self, head: str, batch: int) -> slice:
-    """Which of `batch` dreams a head of the critic has: the first half the task's, the second novelty's.
+    """Which of `batch` dreams a head of the critic has: the first half the task's, the second the explorer's.
 
     All where there is no explorer.
     """
     if not self.explores:
       return slice(0, batch)
-    return slice(batch // 2, batch) if head == NOVELTY else slice(0, batch // 2)
+    return slice(batch // 2, batch) if _is_explorers(head) else slice(0, batch // 2)
 
   def _modules(self) -> dict[str, networks_lib.TwoTowers]:
     config = self.config
@@ -481,3 +481,8 @@ class ActorCritic:
     rewards = {TASK: sequence.reward}
     replayed = Replayed(features, history, rewards, sequence.discount, last)
     return self.replayed_value_loss(stop(params), slow_critic, replayed)
+
+
+def _is_explorers(head: str) -> bool:
+  """Whether a head of the critics is of a reward that trains the explorer."""
+  return head in registry.REWARDS and registry.REWARDS[head].explores

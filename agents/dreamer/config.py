@@ -68,6 +68,7 @@ class DreamerConfig:
   # Intrinsic motivation.
   novelty: str = 'information_gain'  # measure; or 'clean'; 'prediction_error' as a baseline
   novelty_scale: float = 0.2  # weight of novelty's advantage, which trains an explorer; 0: none
+  competence_scale: float = 0.0  # the same of learning progress by region, see docs/cognition.md
   survival_scale: float = 0.0  # weight of survival's advantage; 0: none, see docs/cognition.md
   empowerment_scale: float = 0.0  # weight of empowerment's advantage; 0: none, as above
   boredom_threshold: float = 0.01  # competence (learning progress) below which boredom rises
@@ -119,7 +120,7 @@ class DreamerConfig:
     check(self.num_bins >= 3 and self.num_bins % 2 == 1, 'num_bins', 'must be odd and at least 3')
     check(self.image_channels >= 0, 'image_channels', 'must be 0 for flat images, or at least 1')
     check(self.reward_scale > 0, 'reward_scale', 'must be positive')
-    for name in ('survival_scale', 'empowerment_scale', 'workspace_size'):
+    for name in ('competence_scale', 'survival_scale', 'empowerment_scale', 'workspace_size'):
       check(getattr(self, name) >= 0, name, 'must be at least 0')
     check(0 < self.bootstrap_share <= 1, 'bootstrap_share', 'must lie in (0, 1]')
     check(0 < self.gamma <= 1, 'gamma', 'must lie in (0, 1]')
@@ -135,11 +136,11 @@ class DreamerConfig:
       'steps_per_chunk',
       f'must divide agent.horizon_max={self.horizon_max}',
     )
-    explores = self.ensemble_size > 1 and self.novelty_scale > 0
+    explores = self.ensemble_size > 1 and max(self.novelty_scale, self.competence_scale) > 0
     check(
       self.starts_per_sequence is None or self.starts_per_sequence >= 1 + explores,
       'starts_per_sequence',
-      "must be at least 1, with novelty 2 (half of them are the explorer's), or None for all steps",
+      "must be at least 1, with an explorer 2 (half of them are the explorer's), or None for all steps",
     )
 
   @property

@@ -26,7 +26,10 @@ STATISTICS = 'statistics'
 CHANGE, AVERAGE_CHANGE = 'change', 'average_change'
 """Names of the members' networks of changes of numbers, and of their moving average; see `RSSM.prior`."""
 
-AVERAGES = (STATISTICS, AVERAGE_CHANGE)
+OF_REWARDS = 'of_rewards'
+"""Name of the running statistics of intrinsic rewards, by reward; see `Reward.statistics`."""
+
+AVERAGES = (STATISTICS, AVERAGE_CHANGE, OF_REWARDS)
 """Parameters that follow others by moving averages, and that no optimizer changes."""
 
 MEMBERS = ('prior', CHANGE)

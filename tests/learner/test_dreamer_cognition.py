@@ -1,7 +1,7 @@
 """Updates of an agent with all of cognition, on one and on eight devices.
 
 It has every part that an update may have, so it is also the one whose updates on several devices are
-compared: memory, survival, empowerment and a workspace, in addition to what all agents have.
+compared: memory, survival, empowerment, competence and a workspace, in addition to what all agents have.
 """
 
 import jax
@@ -13,6 +13,7 @@ from trainer import Trainer, assert_same_step
 
 from hephaestus.agents.dreamer import memory as memory_lib
 from hephaestus.agents.dreamer import modules, rssm
+from hephaestus.agents.dreamer.rewards import competence
 from hephaestus.learner import dreamer_update, scaling
 
 SIZE = COGNITION['memory_size']
@@ -20,7 +21,7 @@ SIZE = COGNITION['memory_size']
 
 @pytest.fixture(scope='module')
 def dreamer():
-  return make_dreamer(**COGNITION)
+  return make_dreamer(**COGNITION, competence_scale=0.5)
 
 
 @pytest.fixture(scope='module')
@@ -78,12 +79,48 @@ def test_eight_devices_exchange_gradients_returns_and_written_entries(dreamer, e
   num_bytes = lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree))
   world = {name: x for name, x in params['world_model'].items() if name not in modules.AVERAGES}
   trained = num_bytes((world, params['actor_critic']))
-  # Moments of numbers, numbers that metrics are means of, and which entries of the memory are renewed.
-  assert 0 < program.reduced - trained <= 4 * 160 + 4 * SIZE
+  # Moments of numbers, numbers that metrics are means of, which entries of the memory are renewed, and
+  # steps and novelty of each region.
+  assert 0 < program.reduced - trained <= 4 * 160 + 4 * SIZE + 8 * 2**competence.BITS
   assert program.other_collectives == 0
   num_starts = BATCH * dreamer.config.starts_per_sequence
   returns = 4 * num_starts * len(dreamer.actor_critic.heads)
   assert 0 < program.gathered - returns < 8 * memory_lib.MOST_WRITTEN * 4 * 64
+
+
+# Competence.
+
+
+def test_visit_of_a_region_counts_once_on_any_number_of_devices(dreamer, one_device, eight_devices):
+  """The steps of a batch are one visit of each region that they reach, also on several devices."""
+  tables = []
+  for trainer in (one_device, eight_devices):
+    trainer.begin().step(make_batch(dreamer))
+    tables.append(trainer.arrays().params['world_model'][modules.OF_REWARDS][competence.NAME])
+  one, found = tables
+  assert one['visits'].max() == 1 and one['visits'].sum() > 1
+  np.testing.assert_array_equal(found['visits'], one['visits'])
+  for name in ('mean', 'fast', 'slow'):
+    np.testing.assert_allclose(found[name], one[name], rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def test_reward_of_competence_is_read_before_its_own_visit(dreamer, one_device):
+  """There is progress since the second visit, which the third update is the first to read."""
+  one_device.begin()
+  metrics = [one_device.step(make_batch(dreamer)) for _ in range(3)]
+  assert metrics[0]['intrinsic/progress'] == metrics[1]['intrinsic/progress'] == 0
+  assert metrics[2]['intrinsic/progress'] > 0
+
+
+def test_imagined_steps_have_the_progress_of_their_region(dreamer, one_device):
+  state = one_device.begin().state
+  table = state.params['world_model'][modules.OF_REWARDS][competence.NAME]
+  assert one_device.step(make_batch(dreamer))['actor_critic/competence_advantage'] == 0
+  one_device.begin()
+  random = np.random.default_rng(0).uniform(size=table['slow'].shape).astype(np.float32)
+  table = one_device.state.params['world_model'][modules.OF_REWARDS][competence.NAME]
+  table['slow'] = jax.device_put(random, table['slow'].sharding)
+  assert one_device.step(make_batch(dreamer))['actor_critic/competence_advantage'] > 0
 
 
 # The episodic memory.
