@@ -167,7 +167,7 @@ class DreamerUpdate:
       BATCH.mean,
     )
     state, policy_metrics, dream_metrics = self._improve_actor_critic(state, imagined)
-    state, memory_metrics = self._remember(state, sequence, imagined.replayed, recall)
+    state, memory_metrics = self._remember(state, sequence, imagined.replayed, recall, posterior)
     state, exploring_metrics = self._explore(state, sequence, ~posterior.first)
     # At the end, so that no reward of this update, real or imagined, holds its own novelty.
     followed = {'world_model': model.followed(world, posterior, novelty, BATCH.mean)}
@@ -259,6 +259,8 @@ class DreamerUpdate:
       num_steps=config.starts_per_sequence,
       even=policy.explores,
     )
+    if config.memory_dream_share:
+      start = dream.remembered(self.dreamer.model, policy, state.params, start, state.step)
     dreamt = dream.rollout(
       self.dreamer.model, policy, state.params, state.slow_critic, start, horizon, explore=True
     )
@@ -296,6 +298,8 @@ class DreamerUpdate:
       'value': mean(dreamt.values[ac.TASK]),
       'novelty': mean(dreamt.novelty, ac.NOVELTY),
     }
+    if dreamt.start.remembered is not None:
+      dream_metrics['remembered'] = jnp.mean(dreamt.start.remembered)
     # During warm-up nothing of it changes: fed with zeros, Adam would begin with steps three times
     # as large as its rate.
     old = (
@@ -323,6 +327,7 @@ class DreamerUpdate:
     sequence: experience.Sequence,
     replayed: ac.Replayed,
     recall: memory_lib.Recall | None,
+    posterior: rssm.Step,
   ) -> tuple[TrainState, Metrics]:
     """Writes the most surprising steps of all devices into the memory; returns state and metrics.
 
@@ -333,6 +338,7 @@ class DreamerUpdate:
       sequence: [T, B, ...].
       replayed: the same, with features.
       recall: result of a read of the memory at these steps; the entries that it read are renewed.
+      posterior: these steps, [T, B, ...], at whose latents dreams may begin.
     """
     model, policy, config = self.dreamer.model, self.dreamer.actor_critic, self.dreamer.config
     memory = model.networks.memory
@@ -344,12 +350,17 @@ class DreamerUpdate:
     # By all that is remembered by now, so that nothing is written each time that it is replayed.
     _, known = model.recall(state.params, sequence.observation)
     assert recall is not None and known is not None
-    offer = memory.offer(known, sequence, value, gamma=config.gamma, lambda_=config.lambda_)
+    kept = posterior.latent._asdict() | {'previous': posterior.previous}
+    start = {name: kept[name] for name in memory.starts}
+    offer = memory.offer(known, sequence, value, start, gamma=config.gamma, lambda_=config.lambda_)
     gathered = jax.tree.map(BATCH.gather, memory_lib.most_surprising(offer))
     everyone = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), gathered)
     renewed = memory.renewed(recall).astype(jnp.int32)
     renewed = BATCH.largest(renewed) > 0
-    ring = memory.write(state.params[memory_lib.NAME], everyone, renewed, state.step)
+    ring = state.params[memory_lib.NAME]
+    if memory.starts:
+      ring = memory.renew_starts(ring, recall, start, replayed.last, state.step, BATCH.gather)
+    ring = memory.write(ring, everyone, renewed, state.step)
     metrics = memory.metrics(ring, recall, state.step)
     return state._replace(params=state.params | {memory_lib.NAME: ring}), metrics
 

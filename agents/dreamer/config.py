@@ -78,6 +78,7 @@ class DreamerConfig:
   # Episodic memory.
   memory_size: int = 0  # entries of the episodic memory; 0: no memory
   memory_ttl: int = 5000  # updates after which an entry that is not read is cleared
+  memory_dream_share: float = 0.0  # share of the rollouts that begin at latents of its entries
 
   # Workspace.
   workspace_size: int = 0  # most candidates that the actor reads; 0: no workspace, it reads all
@@ -114,6 +115,12 @@ class DreamerConfig:
       f'must be 0 for no memory, or from the 8 entries that an update writes to {2**24:,}',
     )
     check(self.memory_ttl >= 1, 'memory_ttl', 'must be at least 1')
+    check(0 <= self.memory_dream_share <= 1, 'memory_dream_share', 'must lie in [0, 1]')
+    check(
+      self.memory_size > 0 or self.memory_dream_share == 0,
+      'memory_dream_share',
+      'needs a memory; set agent.memory_size, or agent.memory_dream_share=0',
+    )
     salient = self.workspace_size and self.window > 1
     check(not salient, 'workspace_size', 'is not for salience; set agent.window=1')
     check(self.workspace_score in SCORES, 'workspace_score', f'choose one of {list(SCORES)}')

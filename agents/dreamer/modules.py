@@ -87,9 +87,16 @@ class Networks:
   def memory(self) -> memory_lib.EpisodicMemory | None:
     """The episodic memory; None where `memory_size` is 0."""
     size, ttl = self.config.memory_size, self.config.memory_ttl
-    return (
-      memory_lib.EpisodicMemory(size, ttl, self.actions, self.numbers, self.codec) if size else None
-    )
+    if not size:
+      return None
+    starts = {
+      'deterministic': self.config.deterministic_size,
+      'stochastic': self.latent_size,
+      'numbers': self.numbers.size,
+      'previous': self.previous_size,
+    }
+    kept = starts if self.config.memory_dream_share else {}
+    return memory_lib.EpisodicMemory(size, ttl, self.actions, self.numbers, self.codec, kept)
 
   @property
   def recalled_size(self) -> int:

@@ -11,8 +11,8 @@ import pytest
 from small_dreamer import BATCH, COGNITION, NUM_STEPS, RATES, make_batch, make_dreamer
 from trainer import Trainer, assert_same_step
 
+from hephaestus.agents.dreamer import dream, modules, rssm
 from hephaestus.agents.dreamer import memory as memory_lib
-from hephaestus.agents.dreamer import modules, rssm
 from hephaestus.agents.dreamer.rewards import competence
 from hephaestus.learner import dreamer_update, scaling
 
@@ -21,7 +21,7 @@ SIZE = COGNITION['memory_size']
 
 @pytest.fixture(scope='module')
 def dreamer():
-  return make_dreamer(**COGNITION, competence_scale=0.5)
+  return make_dreamer(**COGNITION, competence_scale=0.5, memory_dream_share=0.5)
 
 
 @pytest.fixture(scope='module')
@@ -66,8 +66,11 @@ def test_eight_devices_write_the_ring_of_one(dreamer, one_device, eight_devices)
   for trainer in (one_device, eight_devices):
     trainer.begin().step(batch_of(dreamer, 0))
   one, found = one_device.arrays().params['memory'], eight_devices.arrays().params['memory']
-  for name in ('key', 'action', 'written', 'used'):
+  for name in ('key', 'action', 'written', 'used', 'stored'):
     np.testing.assert_array_equal(found[name], one[name], err_msg=name)
+  assert np.abs(one['start']['deterministic']).max() > 0
+  for name in one['start']:
+    np.testing.assert_allclose(found['start'][name], one['start'][name], rtol=1e-3, atol=1e-4)
   np.testing.assert_allclose(found['return_'], one['return_'], rtol=1e-4, atol=1e-5)
 
 
@@ -85,7 +88,8 @@ def test_eight_devices_exchange_gradients_returns_and_written_entries(dreamer, e
   assert program.other_collectives == 0
   num_starts = BATCH * dreamer.config.starts_per_sequence
   returns = 4 * num_starts * len(dreamer.actor_critic.heads)
-  assert 0 < program.gathered - returns < 8 * memory_lib.MOST_WRITTEN * 4 * 64
+  latents = memory_lib.MOST_WRITTEN + memory_lib.MOST_RENEWED
+  assert 0 < program.gathered - returns < 8 * latents * 4 * 80 + 8 * SIZE
 
 
 # Competence.
@@ -141,6 +145,48 @@ def test_update_writes_what_later_versions_recall(dreamer, one_device):
   keys = ring['key'][ring['written'] > 0]
   similar = keys @ keys.T > 1 - 1e-5
   assert len(keys) == 24 and similar.sum() == len(keys)
+
+
+def test_share_of_the_dreams_begins_at_fresh_entries(dreamer, one_device):
+  """In the first update there is no entry; later half of them begin at some, which are not published."""
+  one_device.begin()
+  found = [one_device.step(batch_of(dreamer, 0)) for _ in range(8)]
+  assert found[0]['dream/remembered'] == 0
+  assert 0.2 < np.mean([metrics['dream/remembered'] for metrics in found[1:]]) < 0.8
+  assert 0 <= found[-1]['memory/latent_age'] <= found[-1]['memory/age'] <= 7
+
+
+def test_dream_begins_as_its_entry_was_stored():
+  """With what memory recalls there by now, as acting would, and without the context of another step."""
+  made, count = make_dreamer(memory_size=SIZE, memory_dream_share=1.0), 5
+  model, random = made.model, np.random.default_rng(0)
+  params = jax.device_get(jax.jit(made.agent.init_params)(jax.random.key(0)))
+  ring = jax.tree.map(lambda x: random.normal(size=x.shape).astype(x.dtype), params['memory'])
+  ring['key'] /= np.linalg.norm(ring['key'], axis=-1, keepdims=True)
+  ring['written'], ring['stored'] = np.full((2, SIZE), 1, np.int32)
+  params['memory'] = ring
+
+  @jax.jit
+  def remembered(params, key):
+    latent = model.rssm.initial(count).latent
+    latent = latent._replace(recalled=jnp.zeros((count, model.networks.recalled_size)))
+    zeros, features = jnp.zeros(count), model.networks.empty_features(count)
+    keys = jax.random.split(key, count)
+    start = dream.Start(latent, features, zeros, zeros > 0, (), zeros, zeros, keys)
+    found = dream.remembered(model, made.actor_critic, params, start, jnp.int32(1))
+    return found._replace(keys=())
+
+  found = jax.device_get(remembered(params, jax.random.key(0)))
+  assert found.remembered.all() and found.begins.all() and found.weight.all()
+  same = (found.latent.deterministic[:, None] == ring['start']['deterministic']).all(-1)
+  np.testing.assert_array_equal(same.sum(-1), 1)
+  entry = same.argmax(-1)
+  assert len(set(entry)) > 1
+  np.testing.assert_array_equal(found.latent.numbers, ring['start']['numbers'][entry])
+  np.testing.assert_array_equal(found.features.state, found.latent.deterministic)
+  assert found.novelty.min() > 0 and np.array_equal(found.context_inputs, found.novelty)
+  nearest = found.latent.recalled[:, -1]  # the entry itself
+  np.testing.assert_allclose(nearest, 1, atol=1e-5)
 
 
 def test_optimizer_has_no_part_of_the_memory(dreamer, one_device):

@@ -29,7 +29,7 @@ COGNITION = config.override(
   [
     *(each for each in OPTIONS if not each.startswith('environment.')),
     'agent.survival_scale=1', 'agent.empowerment_scale=1', 'agent.competence_scale=1',
-    'agent.memory_size=64', 'agent.workspace_size=2',
+    'agent.memory_size=64', 'agent.memory_dream_share=0.5', 'agent.workspace_size=2',
   ],
 )  # fmt: skip
 # The agent of most tests has a memory: a part of its state that no optimizer changes.
