@@ -12,6 +12,7 @@ from dm_env import specs
 
 from hephaestus.actors import episodes
 from hephaestus.actors.environments import environment, errands
+from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import actor_critic as ac
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
@@ -165,25 +166,23 @@ SQUARES = environment.ViewSpec((3,), np.float32, -4, 4, lambda x: jnp.square(x[1
     SQUARES,
   ],
 )
-def test_each_leaf_owns_the_inputs_that_change_with_it(spec):
-  numbers = numbers_lib.Numbers(spec)
+def test_each_part_owns_the_inputs_that_change_with_it(spec):
+  """The view of a single array, which changes with several parts, is a part of its own."""
+  numbers, parts = numbers_lib.Numbers(spec), observation_lib.parts(spec)
   statistics = jax.device_get(numbers.initial_statistics())
-  rng = np.random.default_rng(0)
-  random = lambda leaf: rng.uniform(0.1, 0.9, leaf.shape).astype(np.float32)
-  observation = jax.tree.map(random, spec)
-  leaves, tree = jax.tree.flatten(observation)
-  read = lambda leaves: numbers.inputs(numbers.read(jax.tree.unflatten(tree, leaves)), statistics)
-  inputs = jax.jit(read)
-  names = jax.tree.leaves({k: k for k in observation} if isinstance(observation, dict) else 'all')
-  leaf = 0
-  for i, each in enumerate(names):
-    if each == 'action_mask':
-      continue
-    changed = [x if j != i else 1 - x for j, x in enumerate(leaves)]
-    moved = np.asarray(inputs(leaves)) != np.asarray(inputs(changed))
-    assert moved.any() and (numbers.leaves[moved] == leaf).all(), each
-    leaf += 1
-  assert leaf == max(numbers.leaves) + 1
+
+  @jax.jit
+  def inputs(flat):
+    observation = observation_lib.to_observation(flat, [], spec)
+    return numbers.inputs(numbers.read(observation), statistics)
+
+  flat = np.random.default_rng(0).uniform(0.1, 0.9, len(parts.owner)).astype(np.float32)
+  for part in np.unique(parts.owner):
+    changed = np.where(parts.owner == part, 1 - flat, flat)
+    moved = np.asarray(inputs(flat)) != np.asarray(inputs(changed))
+    others = {len(parts.names) - 1} if not isinstance(spec, dict) else set()
+    assert set(numbers.parts[moved]) - others == {part}, parts.names[part]
+  assert len(parts.names) == max(numbers.parts) + 1
 
 
 # Inputs of the actor.
@@ -369,7 +368,7 @@ def test_members_that_differ_about_a_leaf_make_it_novel(dreamer, params):
   features = features_of(dreamer, params, 0, 2)
   difference = np.zeros((2, 2, numbers.input_size), np.float32)  # [K, B, I]
   for row, leaf in enumerate((3, 6)):
-    difference[0, row, numbers.leaves == leaf] = 1.0
+    difference[0, row, numbers.parts == leaf] = 1.0
   mean = difference @ numbers._directions
   change = numbers_lib.Change(mean, np.full(mean.shape, 0.05, np.float32))
   state = np.zeros((2, numbers.size), np.float32)
@@ -521,7 +520,7 @@ def test_imagination_opens_and_counts(make_params):
 @pytest.mark.parametrize(
   ('env', 'size', 'words'),
   [
-    ('continuous', 1, r'agent\.workspace_size=1: .* a dictionary, or set agent\.workspace_size=0'),
+    ('continuous', 6, r'agent\.workspace_size=6: .* 5 candidates \(chunk_0, .*\); set at most '),
     ('pictures', 1, r'agent\.workspace_size=1: .* image.* set agent\.workspace_size=0'),
     ('masked', 3, r'agent\.workspace_size=3: .* 2 candidates \(board, purse\); set at most '),
   ],

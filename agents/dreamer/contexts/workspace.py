@@ -4,9 +4,10 @@
     open_i    score_i is among the k = `workspace_size` largest, and above `workspace_cost`
     read      actor([open_1 x_1, ..., open_1, ...])      critic(everything)
 
-over candidates i: leaves x_i of the observation, and what the episodic memory recalls. h is the GRU's
+over candidates i: parts x_i of the observation (its leaves, or groups of the numbers of a single array, see
+`observation.parts`), and what the episodic memory recalls. h is the GRU's
 state. N is a candidate's novelty, dN its change since the step before, t the steps of the episode so far
-and n how often the candidate was open in them, both from 1; D is the lack of the leaf's vitals, see
+and n how often the candidate was open in them, both from 1; D is the lack of the part's vitals, see
 `survival.lack`. Contents keep their positions in the actor's input, and are 0 where closed.
 
 A gate is 0 or 1, and its gradient is the gradient of sigmoid(score - rival): "straight-through", as in Bengio
@@ -88,8 +89,7 @@ class Workspace(context_lib.Context):
   """The workspace as a context module, for the specs of one environment; only actors read its context.
 
   Raises:
-    ValueError: the observation is no dict, has an image for a CNN, or has fewer candidates than
-      `workspace_size`.
+    ValueError: the observation has an image for a CNN, or fewer candidates than `workspace_size`.
   """
 
   @classmethod
@@ -97,17 +97,12 @@ class Workspace(context_lib.Context):
     return config.workspace_size > 0
 
   def __post_init__(self):
-    networks, spec = self.networks, self.networks.observation_spec
-    given, remedy = f'agent.workspace_size={networks.config.workspace_size}', 'workspace_size=0'
-    if not isinstance(spec, dict):
-      raise ValueError(
-        f'{given}: the leaves of an observation compete for the workspace, and this one is a single array; '
-        f'give the environment a dictionary, or set agent.{remedy}'
-      )
+    networks = self.networks
+    given = f'agent.workspace_size={networks.config.workspace_size}'
     if networks.codec.image_specs:
       raise ValueError(
-        f'{given}: this observation has an image, which imagination does not decode; '
-        f'agent.image_channels=0 reads it as numbers, else set agent.{remedy}'
+        f'{given}: this observation has an image, which imagination does not decode; agent.image_channels=0 '
+        'reads it as numbers, whose patches are candidates, else set agent.workspace_size=0'
       )
     if networks.config.workspace_size > len(self.names):
       raise ValueError(
@@ -117,18 +112,15 @@ class Workspace(context_lib.Context):
 
   @functools.cached_property
   def names(self) -> tuple[str, ...]:
-    """Names of the candidates: leaves in the order of the observation, then RECALL with a memory."""
-    leaves = jax.tree_util.tree_leaves_with_path(
-      observation_lib.without_mask(self.networks.observation_spec)
-    )
-    names = ['_'.join(str(getattr(at, 'key', at)) for at in path) for path, _ in leaves]
+    """Names of the candidates: parts in the order of the observation, then RECALL with a memory."""
+    names = observation_lib.parts(self.networks.codec.flat_spec).names
     return (*names, *([RECALL] if self.networks.recalled_size else []))
 
   @functools.cached_property
   def _owner(self) -> np.ndarray:
     """[I] int, index of the candidate to which each number of `_contents` belongs."""
     recalled = np.full(self.networks.recalled_size, len(self.names) - 1)
-    return np.concatenate([recalled, self.networks.numbers.leaves])
+    return np.concatenate([recalled, self.networks.numbers.parts])
 
   @functools.cached_property
   def _places(self) -> tuple[np.ndarray, np.ndarray]:
@@ -164,8 +156,8 @@ class Workspace(context_lib.Context):
     means, variances = self.networks.numbers.changes_of_inputs(step.priors.change)
     kind = self.networks.config.novelty
     gain = novelty_lib.novelty_of(kind, ((means[..., None], variances[..., None], 0.0),))
-    leaves = self.networks.numbers.leaves[: gain.shape[-1]]
-    share = (leaves[:, None] == np.arange(len(self.names))).astype(np.float32)
+    parts = self.networks.numbers.parts[: gain.shape[-1]]
+    share = (parts[:, None] == np.arange(len(self.names))).astype(np.float32)
     share /= np.maximum(share.sum(axis=0), 1)
     novelty = jnp.matmul(gain, share, precision=jax.lax.Precision.HIGHEST)
     return Terms(self._learned(params, step.features), novelty, self._lack(step.latent.numbers))
@@ -174,13 +166,13 @@ class Workspace(context_lib.Context):
     """The lack D of each candidate, [..., N] float32, from numbers [..., F']; 0 without vitals."""
     spec = self.networks.codec.flat_spec
     lacks = [jnp.zeros(numbers.shape[:-1])] * len(self.names)
-    begin = 0
-    for i, leaf in enumerate(jax.tree.leaves(observation_lib.without_mask(spec))):
-      found = observation_lib.vitals(leaf)
-      if found is not None:
-        vitals = self.networks.numbers.pick(numbers, begin + found.indices)
-        lacks[i] = survival.lack(vitals, found.set_points)
-      begin += int(np.prod(leaf.shape))
+    found = observation_lib.vitals(spec)
+    if found is not None:
+      owner = observation_lib.parts(spec).owner[found.indices]
+      for i in np.unique(owner):
+        own = owner == i
+        vitals = self.networks.numbers.pick(numbers, found.indices[own])
+        lacks[i] = survival.lack(vitals, found.set_points[own])
     return jnp.stack(lacks, axis=-1)
 
   def _learned(self, params: Tree, features: Features) -> jax.Array:
