@@ -465,7 +465,7 @@ class ActorCritic:
   def context_loss(self, params: Tree, replayed: Replayed) -> jax.Array | None:
     """The context module's own loss on replayed steps, [], see `Context.loss`; None without one.
 
-    It is told how far the critic errs, r + gamma d V' - V of the task, in units of `return_floor`.
+    The module learns from how far the critic errs, r + gamma d V' - V of the task, in units of `return_floor`.
 
     Args:
       params: parameters of context module and critic.
