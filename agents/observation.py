@@ -67,6 +67,9 @@ either side of the mean. Without levels, CartPole's model predicted that episode
 MAX_REAL_READ = 7
 """Most real numbers that are also read by level, as 231 inputs. Not measured beyond that."""
 
+MAX_PATCHES, MAX_CHUNKS = 3, 8
+"""Most patches along each axis, and most chunks of a vector, into which `parts` divides a single array."""
+
 
 def without_mask(observation: Any) -> Any:
   """The observation without its action mask."""
@@ -236,6 +239,52 @@ def vitals(spec: Any) -> Vitals | None:
   if not names:
     return None
   return Vitals(tuple(names), np.array(indices), np.array(set_points, np.float32), are_paid)
+
+
+class Parts(NamedTuple):
+  """The parts of an observation, of which each of its F numbers belongs to one.
+
+  Attributes:
+    names: names of the parts.
+    owner: [F] int, index of the part of each number of a flat observation, see `join`.
+    of_views: index of the part to which the view of each leaf belongs, see `views`.
+  """
+
+  names: tuple[str, ...]
+  owner: np.ndarray
+  of_views: tuple[int, ...]
+
+
+def parts(spec: Any) -> Parts:
+  """Divides an observation into parts: its leaves, or if it is a single array groups of its numbers.
+
+  Groups are the array's vitals, and of its other numbers up to MAX_PATCHES x MAX_PATCHES patches of its
+  first two axes, or of the board with which it ends; or up to MAX_CHUNKS chunks of a vector, and of what
+  precedes a board. The view of a single array is a part of its own.
+  """
+  paths = jax.tree_util.tree_leaves_with_path(without_mask(spec))
+  leaves = [leaf for _, leaf in paths]
+  if len(leaves) > 1:
+    names = tuple('_'.join(str(getattr(at, 'key', at)) for at in path) for path, _ in paths)
+    sizes = [math.prod(leaf.shape) for leaf in leaves]
+    return Parts(names, np.repeat(np.arange(len(leaves)), sizes), tuple(range(len(leaves))))
+  (leaf,) = leaves
+  labels = np.full(math.prod(leaf.shape), '', object)
+  shape = getattr(leaf, 'board_shape', leaf.shape if len(leaf.shape) > 1 else (0, 0))
+  begin = len(labels) - math.prod(shape)
+  places = begin + np.arange(math.prod(shape)).reshape(shape)
+  for row, band in enumerate(np.array_split(places, min(MAX_PATCHES, shape[0]) or 1)):
+    columns = np.array_split(band, min(MAX_PATCHES, shape[1]) or 1, axis=1)
+    for column, patch in enumerate(columns):
+      labels[patch] = f'patch_{row}_{column}'
+  for number, chunk in enumerate(np.array_split(np.arange(begin), min(MAX_CHUNKS, begin) or 1)):
+    labels[chunk] = f'chunk_{number}'
+  labels[[vital.position for vital in getattr(leaf, 'vitals', ())]] = 'vitals'
+  names = tuple(dict.fromkeys(labels))
+  owner = np.array([names.index(label) for label in labels], int)
+  if view_size(spec):
+    return Parts((*names, 'view'), owner, (len(names),))
+  return Parts(names, owner, (0,))
 
 
 def without_boards(spec: Any) -> Any:

@@ -167,8 +167,11 @@ class DreamerUpdate:
       BATCH.mean,
     )
     state, policy_metrics, dream_metrics = self._improve_actor_critic(state, imagined)
-    state, memory_metrics = self._remember(state, sequence, imagined.replayed, recall)
+    state, memory_metrics = self._remember(state, sequence, imagined.replayed, recall, posterior)
     state, exploring_metrics = self._explore(state, sequence, ~posterior.first)
+    # At the end, so that no reward of this update, real or imagined, holds its own novelty.
+    followed = {'world_model': model.followed(world, posterior, novelty, BATCH.mean)}
+    state = state._replace(params=state.params | followed)
 
     metrics = {
       **{name if '/' in name else f'world_model/{name}': x for name, x in model_metrics.items()},
@@ -256,13 +259,16 @@ class DreamerUpdate:
       num_steps=config.starts_per_sequence,
       even=policy.explores,
     )
+    if config.memory_dream_share:
+      start = dream.remembered(self.dreamer.model, policy, state.params, start, state.step)
     dreamt = dream.rollout(
       self.dreamer.model, policy, state.params, state.slow_critic, start, horizon, explore=True
     )
     mean = lambda _, x: BATCH.mean(x.mean())
+    action = self.dreamer.model.networks.actions.encode(sequence.action)
     rewards = targets_lib.head_rewards(self.dreamer.model.rewards, sequence.reward, rewards, mean)
     return _Imagined(
-      dreamt, ac.Replayed(replayed.features, history, rewards, sequence.discount, last)
+      dreamt, ac.Replayed(replayed.features, history, rewards, sequence.discount, last, action)
     )
 
   def _improve_actor_critic(
@@ -275,7 +281,8 @@ class DreamerUpdate:
     )
     params = state.params['actor_critic']
     grads, metrics = self._imagined_gradient(params, dreamt, targets)
-    metrics['replayed_value_loss'], replayed_grads = self._replayed_gradient(state, imagined)
+    replayed_metrics, replayed_grads = self._replayed_gradient(state, imagined)
+    metrics |= replayed_metrics
     grads = devices_lib.over_devices(jax.tree.map(jnp.add, grads, replayed_grads))
     updates, opt_state = self.policy_optimizer.update(grads, state.policy_opt_state)
     critics = self.dreamer.actor_critic.critics
@@ -293,6 +300,8 @@ class DreamerUpdate:
       'value': mean(dreamt.values[ac.TASK]),
       'novelty': mean(dreamt.novelty, ac.NOVELTY),
     }
+    if dreamt.start.remembered is not None:
+      dream_metrics['remembered'] = jnp.mean(dreamt.start.remembered)
     # During warm-up nothing of it changes: fed with zeros, Adam would begin with steps three times
     # as large as its rate.
     old = (
@@ -320,6 +329,7 @@ class DreamerUpdate:
     sequence: experience.Sequence,
     replayed: ac.Replayed,
     recall: memory_lib.Recall | None,
+    posterior: rssm.Step,
   ) -> tuple[TrainState, Metrics]:
     """Writes the most surprising steps of all devices into the memory; returns state and metrics.
 
@@ -330,6 +340,7 @@ class DreamerUpdate:
       sequence: [T, B, ...].
       replayed: the same, with features.
       recall: result of a read of the memory at these steps; the entries that it read are renewed.
+      posterior: these steps, [T, B, ...], at whose latents dreams may begin.
     """
     model, policy, config = self.dreamer.model, self.dreamer.actor_critic, self.dreamer.config
     memory = model.networks.memory
@@ -341,12 +352,17 @@ class DreamerUpdate:
     # By all that is remembered by now, so that nothing is written each time that it is replayed.
     _, known = model.recall(state.params, sequence.observation)
     assert recall is not None and known is not None
-    offer = memory.offer(known, sequence, value, gamma=config.gamma, lambda_=config.lambda_)
+    kept = posterior.latent._asdict() | {'previous': posterior.previous}
+    start = {name: kept[name] for name in memory.starts}
+    offer = memory.offer(known, sequence, value, start, gamma=config.gamma, lambda_=config.lambda_)
     gathered = jax.tree.map(BATCH.gather, memory_lib.most_surprising(offer))
     everyone = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), gathered)
     renewed = memory.renewed(recall).astype(jnp.int32)
     renewed = BATCH.largest(renewed) > 0
-    ring = memory.write(state.params[memory_lib.NAME], everyone, renewed, state.step)
+    ring = state.params[memory_lib.NAME]
+    if memory.starts:
+      ring = memory.renew_starts(ring, recall, start, replayed.last, state.step, BATCH.gather)
+    ring = memory.write(ring, everyone, renewed, state.step)
     metrics = memory.metrics(ring, recall, state.step)
     return state._replace(params=state.params | {memory_lib.NAME: ring}), metrics
 
@@ -403,17 +419,19 @@ class DreamerUpdate:
     result: tuple[Tree, Metrics] = jax.lax.fori_loop(0, num_chunks, add_chunk, empty)
     return result
 
-  def _replayed_gradient(self, state: TrainState, imagined: _Imagined) -> tuple[jax.Array, Tree]:
-    """Loss and gradient of the critic on replayed steps."""
-    scale = self.dreamer.config.replayed_value_scale
+  def _replayed_gradient(self, state: TrainState, imagined: _Imagined) -> tuple[Metrics, Tree]:
+    """Losses of critic and context module on replayed steps, and their gradient."""
+    scale, policy = self.dreamer.config.replayed_value_scale, self.dreamer.actor_critic
 
-    def loss(params: Tree) -> jax.Array:
-      return scale * self.dreamer.actor_critic.replayed_value_loss(
-        params, state.slow_critic, imagined.replayed
-      )
+    def loss(params: Tree) -> tuple[jax.Array, Metrics]:
+      value = scale * policy.replayed_value_loss(params, state.slow_critic, imagined.replayed)
+      own = policy.context_loss(params, imagined.replayed)
+      if own is None:
+        return value, {'replayed_value_loss': value}
+      return value + own, {'replayed_value_loss': value, 'context_loss': own}
 
-    result: tuple[jax.Array, Tree] = jax.value_and_grad(loss)(state.params['actor_critic'])
-    return result
+    grads, metrics = jax.grad(loss, has_aux=True)(state.params['actor_critic'])
+    return metrics, grads
 
 
 def _trained(params: Tree) -> Tree:

@@ -1,6 +1,7 @@
 """NoisyCorridor: a line of cells without rewards, some of them noisy, to test intrinsic rewards."""
 
 import dataclasses
+from typing import ClassVar
 
 import chex
 import flax.struct
@@ -39,7 +40,7 @@ class NoisyCorridor(environment.Environment):
   of them equally often at every step. All rewards are 0; the episode is truncated after `max_steps`.
   The observation is [length + num_pixels] float32: the agent's place, one-hot, and the pixels, each 0
   or 1, or standard normal. With normal pixels the spec has no bounds, so agents read all numbers,
-  also of the place, as unbounded.
+  also of the place, as unbounded. The metric `at_noise` of an episode is its share of steps in noisy cells.
 
   Attributes:
     length: number of cells.
@@ -58,6 +59,8 @@ class NoisyCorridor(environment.Environment):
   pixels: str = 'binary'
   open_cells: int | None = None
   max_steps: int = 64
+
+  metrics: ClassVar[dict[str, str]] = {'at_noise': 'mean'}
 
   def __post_init__(self):
     def check(fine: bool, name: str, remedy: str):
@@ -96,7 +99,7 @@ class NoisyCorridor(environment.Environment):
     place_key, pixels_key = jax.random.split(key)
     place = jax.random.randint(place_key, (), 0, self._num_open)
     state = State(place, self._pixels(pixels_key, place), jnp.zeros((), jnp.int32))
-    return state, environment.restart(self._observe(state))
+    return state, environment.restart(self._observe(state), {'at_noise': 0.0})
 
   def step(
     self, key: chex.PRNGKey, state: State, action: jax.Array
@@ -109,6 +112,7 @@ class NoisyCorridor(environment.Environment):
       environment.transition,
       0.0,
       self._observe(state),
+      {'at_noise': self._is_noisy(place)},
     )
     return state, timestep
 
@@ -125,12 +129,14 @@ class NoisyCorridor(environment.Environment):
 
   def _pixels(self, key: chex.PRNGKey, place: jax.Array) -> jax.Array:
     """[num_pixels] float32, random in a noisy cell and 0 in any other."""
-    is_noisy = (place >= self.first_noisy) & (place < self.first_noisy + self.num_noisy)
     if self.pixels == 'normal':
       noise = jax.random.normal(key, (self.num_pixels,))
     else:
       noise = jax.random.bernoulli(key, 0.5, (self.num_pixels,)).astype(jnp.float32)
-    return jnp.where(is_noisy, noise, 0.0)
+    return jnp.where(self._is_noisy(place), noise, 0.0)
+
+  def _is_noisy(self, place: jax.Array) -> jax.Array:
+    return (place >= self.first_noisy) & (place < self.first_noisy + self.num_noisy)
 
   def _observe(self, state: State) -> jax.Array:
     return jnp.concatenate([jax.nn.one_hot(state.place, self.length), state.pixels])

@@ -1,16 +1,16 @@
 """Actors and critics, and their losses on imagined and on replayed steps.
 
     actor([f_t, context_t])         critic([f_t, context_t])             of the task
-    explorer([f_t, context_t])      explorer_critic([f_t, context_t])    of novelty
+    explorer([f_t, context_t])      explorer_critic([f_t, context_t])    of novelty and competence
 
 with f_t the features of step t and context_t a summary of earlier steps by a context module: see
 `contexts.context`. With a workspace the actors read only the context, and the critics only the features.
-The task's critic has a head for its reward and one for each intrinsic reward but novelty, so that their
-advantages can be scaled each by itself; as in Burda et al. (2018), "Exploration by random network
+Each critic has a head for each of its rewards, the task's also for all intrinsic rewards but the explorer's,
+so that their advantages can be scaled each by itself; as in Burda et al. (2018), "Exploration by random network
 distillation", section 2.3.
 
 Novelty has an actor and a critic of its own, the explorer: no weight of novelty suits a common actor before
-and after rewards are found. Each actor imagines dreams of its own, half of all. As in Sekar et al. (2020),
+and after rewards are found. So has competence, which is for the explorer, too. Each actor imagines dreams of its own, half of all. As in Sekar et al. (2020),
 "Planning to explore via self-supervised world models", with both actors at once.
 """
 
@@ -70,6 +70,7 @@ class Replayed(NamedTuple):
     rewards: [T, B] float32, rewards that arrived at the steps, by name of each head that the loss trains.
     discount: [T, B] float32, the environment's discount.
     last: [T, B] bool, steps that end an episode; their value is bootstrapped and has no loss.
+    action: [T, B, A] float32, encoded actions; only `ActorCritic.context_loss` reads them.
   """
 
   features: Features
@@ -77,6 +78,7 @@ class Replayed(NamedTuple):
   rewards: dict[str, jax.Array]
   discount: jax.Array
   last: jax.Array
+  action: jax.Array | None = None
 
 
 class Targets(NamedTuple):
@@ -200,29 +202,29 @@ class ActorCritic:
 
   @property
   def explores(self) -> bool:
-    """Whether there is an explorer: where novelty is on."""
-    return NOVELTY in self.heads
+    """Whether there is an explorer: where novelty or competence is on."""
+    return any(map(_is_explorers, self.heads))
 
   @property
   def _critics(self) -> dict[str, tuple[str, ...]]:
-    """The heads of each critic by its name: values of novelty have a network of their own."""
+    """The heads of each critic by its name: values of the explorer's rewards have a network of their own."""
     if not self.explores:
       return {CRITIC: self.heads}
-    others = tuple(name for name in self.heads if name != NOVELTY)
-    return {CRITIC: others, EXPLORER_CRITIC: (NOVELTY,)}
+    own = tuple(filter(_is_explorers, self.heads))
+    return {CRITIC: tuple(name for name in self.heads if name not in own), EXPLORER_CRITIC: own}
 
   def critics(self, params: Tree) -> Tree:
     """The parameters of all critics by name, out of all of the actor-critic."""
     return {name: params[name] for name in self._critics}
 
   def dreams(self, head: str, batch: int) -> slice:
-    """Which of `batch` dreams a head of the critic has: the first half the task's, the second novelty's.
+    """Which of `batch` dreams a head of the critic has: the first half the task's, the second the explorer's.
 
     All where there is no explorer.
     """
     if not self.explores:
       return slice(0, batch)
-    return slice(batch // 2, batch) if head == NOVELTY else slice(0, batch // 2)
+    return slice(batch // 2, batch) if _is_explorers(head) else slice(0, batch // 2)
 
   def _modules(self) -> dict[str, networks_lib.TwoTowers]:
     config = self.config
@@ -460,6 +462,25 @@ class ActorCritic:
       loss -= value.log_prob(return_) + value.log_prob(slow[:-1])
     return jnp.mean(jnp.where(last[:-1], 0.0, loss))
 
+  def context_loss(self, params: Tree, replayed: Replayed) -> jax.Array | None:
+    """The context module's own loss on replayed steps, [], see `Context.loss`; None without one.
+
+    The module learns from how far the critic errs, r + gamma d V' - V of the task, in units of `return_floor`.
+
+    Args:
+      params: parameters of context module and critic.
+      replayed: the [T, B] replayed steps, with their actions.
+    """
+    config, context = self.config, self.context.of_critic
+    assert replayed.action is not None
+    pooled = context.pool(params, replayed.history, replayed.features)
+    value = jax.lax.stop_gradient(self.values(params, replayed.features, pooled)[TASK].mean())
+    target = replayed.rewards[TASK] + config.gamma * replayed.discount * value
+    error = (target[1:] - value[:-1]) / config.return_floor
+    features, action = jax.tree.map(lambda x: x[:-1], (replayed.features, replayed.action))
+    loss = self.context.loss(params, features, action, error)
+    return None if loss is None else jnp.mean(jnp.where(replayed.last[:-1], 0.0, loss))
+
   def latent_loss(
     self, params: Tree, slow_critic: Tree, features: Features, sequence: experience.Sequence
   ) -> jax.Array:
@@ -481,3 +502,8 @@ class ActorCritic:
     rewards = {TASK: sequence.reward}
     replayed = Replayed(features, history, rewards, sequence.discount, last)
     return self.replayed_value_loss(stop(params), slow_critic, replayed)
+
+
+def _is_explorers(head: str) -> bool:
+  """Whether a head of the critics is of a reward that trains the explorer."""
+  return head in registry.REWARDS and registry.REWARDS[head].explores

@@ -56,8 +56,8 @@ def make_dreamer(
     ValueError: `distributions.Actions` does not support the action spec; survival is on, but the
       observation has no vitals, or the environment's reward already depends on them; empowerment is
       on, but an action is not one discrete choice among at least two, or the observation has only
-      images for CNNs; a workspace is on, but the observation is no dict, has images for CNNs, or has
-      fewer candidates than `workspace_size`.
+      images for CNNs; a workspace is on, but the observation has images for CNNs, or fewer candidates
+      than `workspace_size`.
   """
   model = world_model.WorldModel(config, observation_spec, action_spec)
   policy = actor_critic.ActorCritic(model.networks)

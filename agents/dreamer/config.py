@@ -13,7 +13,7 @@ NOVELTY_FLOOR = 1e-3  # least divisor of novelty's advantages
 INTRINSIC_FLOOR = 0.1  # the same for other intrinsic rewards; vitals of 0 cost at most 1.44
 AVERAGE_CHANGE_RATE = 0.02  # of the moving average of the networks that novelty reads
 LATENTS = ('categorical', 'gaussian')  # keys of `distributions.LATENTS`
-SCORES = ('learned', 'source', 'random', 'fixed')  # of a workspace; all but the first are baselines
+SCORES = ('learned', 'gain', 'source', 'random', 'fixed')  # of a workspace; the last 3: baselines
 # Rates of the fast and slow averages of novelty, which give competence: see `intrinsic.update`.
 COMPETENCE_FAST, COMPETENCE_SLOW = 0.1, 0.005
 
@@ -68,6 +68,7 @@ class DreamerConfig:
   # Intrinsic motivation.
   novelty: str = 'information_gain'  # measure; or 'clean'; 'prediction_error' as a baseline
   novelty_scale: float = 0.2  # weight of novelty's advantage, which trains an explorer; 0: none
+  competence_scale: float = 0.0  # the same of learning progress by region, see docs/cognition.md
   survival_scale: float = 0.0  # weight of survival's advantage; 0: none, see docs/cognition.md
   empowerment_scale: float = 0.0  # weight of empowerment's advantage; 0: none, as above
   boredom_threshold: float = 0.01  # competence (learning progress) below which boredom rises
@@ -77,6 +78,7 @@ class DreamerConfig:
   # Episodic memory.
   memory_size: int = 0  # entries of the episodic memory; 0: no memory
   memory_ttl: int = 5000  # updates after which an entry that is not read is cleared
+  memory_dream_share: float = 0.0  # share of the rollouts that begin at latents of its entries
 
   # Workspace.
   workspace_size: int = 0  # most candidates that the actor reads; 0: no workspace, it reads all
@@ -113,13 +115,19 @@ class DreamerConfig:
       f'must be 0 for no memory, or from the 8 entries that an update writes to {2**24:,}',
     )
     check(self.memory_ttl >= 1, 'memory_ttl', 'must be at least 1')
+    check(0 <= self.memory_dream_share <= 1, 'memory_dream_share', 'must lie in [0, 1]')
+    check(
+      self.memory_size > 0 or self.memory_dream_share == 0,
+      'memory_dream_share',
+      'needs a memory; set agent.memory_size, or agent.memory_dream_share=0',
+    )
     salient = self.workspace_size and self.window > 1
     check(not salient, 'workspace_size', 'is not for salience; set agent.window=1')
     check(self.workspace_score in SCORES, 'workspace_score', f'choose one of {list(SCORES)}')
     check(self.num_bins >= 3 and self.num_bins % 2 == 1, 'num_bins', 'must be odd and at least 3')
     check(self.image_channels >= 0, 'image_channels', 'must be 0 for flat images, or at least 1')
     check(self.reward_scale > 0, 'reward_scale', 'must be positive')
-    for name in ('survival_scale', 'empowerment_scale', 'workspace_size'):
+    for name in ('competence_scale', 'survival_scale', 'empowerment_scale', 'workspace_size'):
       check(getattr(self, name) >= 0, name, 'must be at least 0')
     check(0 < self.bootstrap_share <= 1, 'bootstrap_share', 'must lie in (0, 1]')
     check(0 < self.gamma <= 1, 'gamma', 'must lie in (0, 1]')
@@ -135,11 +143,11 @@ class DreamerConfig:
       'steps_per_chunk',
       f'must divide agent.horizon_max={self.horizon_max}',
     )
-    explores = self.ensemble_size > 1 and self.novelty_scale > 0
+    explores = self.ensemble_size > 1 and max(self.novelty_scale, self.competence_scale) > 0
     check(
       self.starts_per_sequence is None or self.starts_per_sequence >= 1 + explores,
       'starts_per_sequence',
-      "must be at least 1, with novelty 2 (half of them are the explorer's), or None for all steps",
+      "must be at least 1, with an explorer 2 (half of them are the explorer's), or None for all steps",
     )
 
   @property

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from hephaestus.agents import returns
 from hephaestus.agents.dreamer import actor_critic as ac
+from hephaestus.agents.dreamer import memory as memory_lib
 from hephaestus.agents.dreamer import modules, rssm, world_model
 
 Tree = Any
@@ -28,6 +29,7 @@ class Start(NamedTuple):
     context_inputs: [B', ...], see `Context.inputs`.
     weight: [B'] float32, 0 at LAST, after which no step follows, else 1.
     keys: [B'] PRNG keys, one for each dream, so that its noise is the same in any batch.
+    remembered: [B'] bool, those that begin at an entry of the episodic memory; None if no dream does.
   """
 
   latent: rssm.Latent
@@ -38,6 +40,7 @@ class Start(NamedTuple):
   context_inputs: Tree
   weight: jax.Array
   keys: jax.Array
+  remembered: jax.Array | None = None
 
 
 class Dream(NamedTuple):
@@ -363,3 +366,56 @@ def starts(
     keys=dream_keys,
   )
   return start, history
+
+
+def remembered(
+  model: world_model.WorldModel,
+  actor_critic: ac.ActorCritic,
+  params: Tree,
+  start: Start,
+  update: jax.Array,
+) -> Start:
+  """Lets a share of `memory_dream_share` of the dreams begin at entries of the episodic memory.
+
+  Their latents are of the replayed steps that wrote or last renewed the entries; what memory recalls there
+  is read anew, as acting would. The context module knows no steps before. Without an entry whose
+  latent is fresh, see `EpisodicMemory.seeds`, dreams begin as they did.
+
+  Args:
+    model: the world model.
+    actor_critic: the actor-critic, for its context module.
+    params: parameters of the agent, with the memory's ring.
+    start: the starts of the batch.
+    update: [] int32, number of the update.
+  """
+  memory, ring, rssm_ = model.networks.memory, params[memory_lib.NAME], model.rssm
+  assert memory is not None
+  # The rollout splits these keys in two, which are what folding in 0 and 1 gives.
+  keys = jax.vmap(lambda key: jax.random.fold_in(key, 2))(start.keys)
+  share, which = jax.vmap(lambda key: jax.random.uniform(key, (2,)), out_axes=1)(keys)
+  entry, is_any = memory.seeds(ring, which, update)
+  takes = is_any & (share < model.config.memory_dream_share)
+  kept = {name: x[entry] for name, x in ring['start'].items()}
+  previous = kept.pop('previous').astype(rssm_.dtype)
+  latent = rssm.Latent(
+    deterministic=kept['deterministic'].astype(rssm_.dtype),
+    stochastic=kept['stochastic'].astype(rssm_.dtype),
+    numbers=kept['numbers'],
+    recalled=memory.recalled(memory.read(ring, ring['key'][entry])),
+  )
+  features = rssm_.features(params['world_model'], latent, previous)
+  first = jnp.zeros(takes.shape, bool)
+  priors = rssm_.prior(params['world_model'], latent.deterministic, previous, first)
+  step = rssm.Step(latent, features, previous, None, priors, first)
+  novelty = model.novelty(step)
+  found = {
+    'latent': latent,
+    'features': features,
+    'novelty': novelty,
+    'begins': ~first,  # so the context module ignores its memory of the replayed step
+    'context_inputs': actor_critic.context.inputs(params['actor_critic'], step, novelty),
+    'weight': jnp.ones(takes.shape),
+  }
+  mix = lambda new, old: jnp.where(takes.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+  mixed = {name: jax.tree.map(mix, new, getattr(start, name)) for name, new in found.items()}
+  return start._replace(**mixed, remembered=takes)

@@ -17,6 +17,7 @@ though no optimizer changes them, so they are saved and published with the polic
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import dm_env
@@ -44,6 +45,10 @@ LEAST_WEIGHT = 0.1
 """Weight in a read above which the read renews an entry."""
 LEAST_EVIDENCE = 0.5
 """Evidence n_a above which G_hat is the memory's value q_a, not the critic's."""
+SAME = 0.99
+"""Weight in a read above which the observation is the entry's own, so that its latent is renewed."""
+MOST_RENEWED = 32
+"""Most latents that one update renews."""
 NEAREST = 3
 """Number of most similar entries that `nearest` returns, for display."""
 NAME = 'memory'
@@ -94,12 +99,14 @@ class Offer(NamedTuple):
     action: [N, A] float32, encoded action.
     return_: [N] float32, return G.
     surprise: [N] float32, |G - G_hat|; 0 for a step that must not be written.
+    start: [N, ...] float32 by name, what a dream that begins at the step needs; see `EpisodicMemory`.
   """
 
   key: jax.Array
   action: jax.Array
   return_: jax.Array
   surprise: jax.Array
+  start: dict[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +115,9 @@ class EpisodicMemory:
 
   The ring is a dict of arrays: `key` [C, KEY_SIZE], `action` [C, A] and `return_` [C] float32;
   `written` [C] int32, the update from which on an entry may be read, 0 where there is none; `used`
-  [C] int32, the update in which it was written or last read. Acting reads all but the last.
+  [C] int32, the update in which it was written or last read. Acting reads all but the last. If dreams
+  begin at entries, there are also `start`, a dict of [C, ...] float32 arrays (the step's latent, and
+  `previous` of `rssm.Step`), and `stored` [C] int32, the update in which it was inferred.
 
   Attributes:
     size: C, number of entries.
@@ -116,6 +125,7 @@ class EpisodicMemory:
     actions: actions of the environment.
     numbers: numbers of its observations.
     codec: encoding of its observations, with their images.
+    starts: names and widths of the arrays of `start`; empty if no dream begins at entries.
   """
 
   size: int
@@ -123,6 +133,7 @@ class EpisodicMemory:
   actions: distributions.Actions
   numbers: numbers_lib.Numbers
   codec: observation_lib.Codec
+  starts: dict[str, int] = dataclasses.field(default_factory=dict)
 
   @property
   def recalled_size(self) -> int:
@@ -135,13 +146,14 @@ class EpisodicMemory:
     These are the ring before and after the update, and the similarities of all entries to the keys of
     the `num_steps` steps that read it.
     """
-    entry = KEY_SIZE + self.actions.size + 3
+    entry = KEY_SIZE + self.actions.size + 3 + sum(self.starts.values())
     return 4 * self.size * (2 * entry + 2 * num_steps)
 
   def init(self) -> Tree:
     """An empty ring."""
     zeros = lambda *shape, dtype=jnp.float32: jnp.zeros((self.size, *shape), dtype)
-    return {
+    starts = {name: zeros(size) for name, size in self.starts.items()}
+    return ({'start': starts, 'stored': zeros(dtype=jnp.int32)} if starts else {}) | {
       'key': zeros(KEY_SIZE),
       'action': zeros(self.actions.size),
       'return_': zeros(),
@@ -235,6 +247,7 @@ class EpisodicMemory:
     recall: Recall,
     sequence: experience.Sequence,
     value: jax.Array,
+    start: dict[str, jax.Array],
     *,
     gamma: float,
     lambda_: float,
@@ -245,6 +258,7 @@ class EpisodicMemory:
       recall: the result of a read of the memory at these steps, [T, B, ...].
       sequence: [T, B, ...].
       value: [T, B] float32, the critic's values of the task.
+      start: [T, B, ...] by name, see `Offer`.
       gamma: the agent's discount factor.
       lambda_: see `returns.lambda_returns`.
 
@@ -258,9 +272,10 @@ class EpisodicMemory:
     action = self.actions.encode(sequence.action)
     error = jnp.abs(return_ - self.expected(recall, action, value)[:-1])
     surprise = jnp.where(last[:-1], 0.0, error)
-    merge = lambda x: jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:])
-    steps = (self.key(sequence.observation)[:-1], action[:-1], return_, surprise)
-    return Offer(*map(merge, steps))
+    start = {name: x[:-1] for name, x in start.items()}
+    offer = Offer(self.key(sequence.observation)[:-1], action[:-1], return_, surprise, start)
+    merged: Offer = jax.tree.map(_by_sequence, offer)
+    return merged
 
   def renewed(self, recall: Recall) -> jax.Array:
     """[C] bool, entries that some step has read with a weight above LEAST_WEIGHT."""
@@ -288,6 +303,9 @@ class EpisodicMemory:
     slots = jnp.argsort(used, stable=True)[: len(worth)]
     slots = jnp.where(worth, slots, self.size)  # beyond the ring: not written
     put = lambda old, new: old.at[slots].set(new, mode='drop')
+    if self.starts:
+      starts = jax.tree.map(put, ring['start'], best.start)
+      ring = ring | {'start': starts, 'stored': put(ring['stored'], now)}
     return ring | {
       'key': put(ring['key'], best.key),
       'action': put(ring['action'], best.action),
@@ -296,18 +314,76 @@ class EpisodicMemory:
       'used': put(used, now),
     }
 
+  def renew_starts(
+    self,
+    ring: Tree,
+    recall: Recall,
+    start: dict[str, jax.Array],
+    last: jax.Array,
+    update: jax.Array,
+    gather: Callable[[jax.Array], jax.Array],
+  ) -> Tree:
+    """The ring with new latents for the MOST_RENEWED oldest of those whose observation was replayed.
+
+    Latents are of the world model that inferred them, which changes with each update.
+
+    Args:
+      ring: the entries before the update.
+      recall: the result of a read of the memory at the steps of this device, [T, B, ...].
+      start: [T, B, ...] by name, see `Offer`, of these steps.
+      last: [T, B] bool, steps that end an episode, at which no dream begins.
+      update: [] int32, number of the update.
+      gather: array [...] of one part of the batch -> the arrays of all P parts, [P, ...].
+    """
+    same = _by_sequence((recall.weight > SAME) & ~last[..., None])
+    found, step = jnp.any(same, axis=0), jnp.argmax(same, axis=0)
+    age = jnp.where(jnp.any(gather(found), axis=0), update + 1 - ring['stored'], -1)
+    age, entry = jax.lax.top_k(age, min(MOST_RENEWED, self.size))
+    # The first such step of the whole batch, on however many devices.
+    part, place = jnp.argmax(gather(found[entry]), axis=0), jnp.arange(len(entry))
+    slots = jnp.where(age >= 0, entry, self.size)  # beyond the ring: not renewed
+
+    def put(old: jax.Array, steps: jax.Array) -> jax.Array:
+      new = gather(_by_sequence(steps)[step[entry]].astype(old.dtype))
+      return old.at[slots].set(new[part, place], mode='drop')
+
+    stored = ring['stored'].at[slots].set(update + 1, mode='drop')
+    return ring | {'start': jax.tree.map(put, ring['start'], start), 'stored': stored}
+
+  def seeds(self, ring: Tree, random: jax.Array, update: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Draws entries at which dreams begin, all equally often that have a latent at most `ttl` updates old.
+
+    Args:
+      ring: the entries.
+      random: [N] float32, uniform in [0, 1).
+      update: [] int32, number of the update.
+
+    Returns:
+      Index of an entry, [N] int32, and whether there is any, [] bool.
+    """
+    fresh = (ring['written'] > 0) & (update + 1 - ring['stored'] <= self.ttl)
+    count = jnp.sum(fresh)
+    first = jnp.argsort(~fresh, stable=True)
+    index = jnp.minimum((random * count).astype(jnp.int32), jnp.maximum(count - 1, 0))
+    return first[index], count > 0
+
   def metrics(self, ring: Tree, recall: Recall, update: jax.Array) -> dict[str, jax.Array]:
     """Metrics of a ring after an update, and of the reads at this device's steps.
 
     Returns:
       By name, [] float32: `filled`, the share of entries in use; `written`, entries that the update wrote;
       means over the reads of `evidence`, a read's weights summed over actions, at most 1, and of
-      `similarity`, to the nearest entry; `age`, the mean age of entries in updates.
+      `similarity`, to the nearest entry; `age`, the mean age of entries in updates; and where dreams begin
+      at entries `latent_age`, the mean age of their latents.
     """
     now = update + 1
     filled = ring['written'] > 0
     age = jnp.sum(jnp.where(filled, now - ring['written'], 0))
-    return {
+    of_starts = {}
+    if self.starts:
+      latent_age = jnp.sum(jnp.where(filled, now - ring['stored'], 0))
+      of_starts['latent_age'] = latent_age / jnp.maximum(jnp.sum(filled), 1)
+    return of_starts | {
       'filled': jnp.mean(filled),
       'written': jnp.sum(ring['written'] == now).astype(jnp.float32),
       'evidence': jnp.mean(jnp.minimum(recall.weight.sum(axis=-1), 1.0)),
@@ -319,7 +395,13 @@ class EpisodicMemory:
 def most_surprising(offer: Offer) -> Offer:
   """The MOST_WRITTEN most surprising of N candidates, by falling surprise; of equals the first come first."""
   _, index = jax.lax.top_k(offer.surprise, min(MOST_WRITTEN, len(offer.surprise)))
-  return Offer(*(x[index] for x in offer))
+  best: Offer = jax.tree.map(lambda x: x[index], offer)
+  return best
+
+
+def _by_sequence(x: jax.Array) -> jax.Array:
+  """[T, B, ...] arrays as [B T, ...], one sequence after another."""
+  return jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:])
 
 
 def before(recalled: jax.Array | None, first: jax.Array) -> jax.Array | None:

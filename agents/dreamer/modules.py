@@ -26,7 +26,10 @@ STATISTICS = 'statistics'
 CHANGE, AVERAGE_CHANGE = 'change', 'average_change'
 """Names of the members' networks of changes of numbers, and of their moving average; see `RSSM.prior`."""
 
-AVERAGES = (STATISTICS, AVERAGE_CHANGE)
+OF_REWARDS = 'of_rewards'
+"""Name of the running statistics of intrinsic rewards, by reward; see `Reward.statistics`."""
+
+AVERAGES = (STATISTICS, AVERAGE_CHANGE, OF_REWARDS)
 """Parameters that follow others by moving averages, and that no optimizer changes."""
 
 MEMBERS = ('prior', CHANGE)
@@ -84,9 +87,16 @@ class Networks:
   def memory(self) -> memory_lib.EpisodicMemory | None:
     """The episodic memory; None where `memory_size` is 0."""
     size, ttl = self.config.memory_size, self.config.memory_ttl
-    return (
-      memory_lib.EpisodicMemory(size, ttl, self.actions, self.numbers, self.codec) if size else None
-    )
+    if not size:
+      return None
+    starts = {
+      'deterministic': self.config.deterministic_size,
+      'stochastic': self.latent_size,
+      'numbers': self.numbers.size,
+      'previous': self.previous_size,
+    }
+    kept = starts if self.config.memory_dream_share else {}
+    return memory_lib.EpisodicMemory(size, ttl, self.actions, self.numbers, self.codec, kept)
 
   @property
   def recalled_size(self) -> int:

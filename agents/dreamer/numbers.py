@@ -518,15 +518,16 @@ class Numbers:
     return read + observation_lib.view_size(self.spec)
 
   @functools.cached_property
-  def leaves(self) -> np.ndarray:
-    """[input_size] int, index of the observation's leaf to which each of the `inputs` belongs."""
-    specs = jax.tree.leaves(observation_lib.without_mask(self.spec))
-    leaf_of = np.repeat(np.arange(len(specs)), [math.prod(leaf.shape) for leaf in specs])
-    parts = [np.zeros(0, int)]
+  def parts(self) -> np.ndarray:
+    """[input_size] int, index of the observation's part, see `observation.parts`, of each of the `inputs`."""
+    found = observation_lib.parts(self.spec)
+    of_inputs = [np.zeros(0, int)]
     for kind in self.kinds:
-      parts += [leaf_of[kind.indices], np.repeat(leaf_of[kind.indices], kind.num_levels)]
-    shown = [observation_lib.view_size(leaf) for leaf in specs]
-    return np.concatenate([*parts, np.repeat(np.arange(len(specs)), shown)])
+      own = found.owner[kind.indices]
+      of_inputs += [own, np.repeat(own, kind.num_levels)]
+    leaves = jax.tree.leaves(observation_lib.without_mask(self.spec))
+    shown = [observation_lib.view_size(leaf) for leaf in leaves]
+    return np.concatenate([*of_inputs, np.repeat(found.of_views, shown)])
 
   @property
   def num_changes(self) -> int:

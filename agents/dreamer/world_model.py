@@ -57,9 +57,12 @@ class WorldModel:
     return registry.make_rewards(self.rssm)
 
   def init(self, key: chex.PRNGKey) -> Tree:
-    """Initial parameters, see `Networks.init`; with networks of intrinsic rewards."""
+    """Initial parameters, see `Networks.init`; with networks and statistics of intrinsic rewards."""
     others = [item for reward in self.rewards.values() for item in reward.modules().items()]
-    return self.networks.init(key, dict(others))
+    statistics = {name: reward.statistics() for name, reward in self.rewards.items()}
+    followed = {name: x for name, x in statistics.items() if x}
+    params = self.networks.init(key, dict(others))
+    return params | {modules.OF_REWARDS: followed} if followed else params
 
   def recall(
     self, params: Tree, observation: Tree, version: jax.Array | None = None
@@ -286,6 +289,22 @@ class WorldModel:
         params[modules.CHANGE], params[modules.AVERAGE_CHANGE], dreamer_config.AVERAGE_CHANGE_RATE
       )
     return params
+
+  def followed(
+    self,
+    params: Tree,
+    replayed: rssm_lib.Step,
+    novelty: jax.Array,
+    mean: Callable[[jax.Array], jax.Array],
+  ) -> Tree:
+    """Parameters with the statistics of intrinsic rewards after an update; see `Reward.updated`."""
+    if modules.OF_REWARDS not in params:
+      return params
+    statistics = {
+      name: self.rewards[name].updated(params, replayed, novelty, mean)
+      for name in params[modules.OF_REWARDS]
+    }
+    return params | {modules.OF_REWARDS: statistics}
 
   def _reconstruction_loss(
     self, params: Tree, posterior: rssm_lib.Step, sequence: experience.Sequence

@@ -35,6 +35,7 @@ SECTIONS = {
   ENVIRONMENT: ('evaluator/', 'actor/environment/', 'learner/environment/', 'learner/option/'),
   'Cognition': (
     'learner/intrinsic/survival', 'learner/intrinsic/vital_', 'learner/intrinsic/empowerment',
+    'learner/intrinsic/progress', 'learner/intrinsic/regions',
     'learner/memory/', 'learner/workspace/',
   ),
   'Intrinsic rewards': ('learner/intrinsic/', 'learner/dream/horizon'),

@@ -22,6 +22,8 @@ from hephaestus.agents.dreamer import config as dreamer_config
     ('memory_size', -1),
     ('memory_size', 2**25),
     ('memory_ttl', 0),
+    ('memory_dream_share', 0.5),  # without a memory
+    ('memory_dream_share', 1.5),
     ('workspace_size', -1),
     ('workspace_score', 'self'),
     ('num_bins', 40),

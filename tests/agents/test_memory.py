@@ -1,5 +1,6 @@
 """Episodic memory: keys, reads, writes, expiry, and the ring on several devices."""
 
+import dataclasses
 import types
 
 import jax
@@ -72,7 +73,7 @@ def offer(keys, actions, returns, surprise=1.0, size=16):
   action = np.eye(3, dtype=np.float32)[np.asarray(actions, int)].reshape(-1, 3)
   surprise = np.broadcast_to(np.float32(surprise), len(keys))
   each = (np.asarray(keys), action, np.float32(returns), surprise)
-  return memory_lib.Offer(*(filled_up(x, size) for x in each))
+  return memory_lib.Offer(*(filled_up(x, size) for x in each), start={})
 
 
 def no_reads(memory=MEMORY):
@@ -151,7 +152,8 @@ def test_continuous_actions_are_recalled_as_their_mean():
     *(
       filled_up(np.float32(x), 8)
       for x in (np.repeat(key, 2, 0), [[0.5, -1.0], [0.1, 1.0]], [1.0, 2.0], np.ones(2))
-    )
+    ),
+    start={},
   )
 
   @jax.jit
@@ -269,3 +271,60 @@ def test_eight_devices_write_the_ring_of_one():
   assert int((local['written'] == 1).sum()) == memory_lib.MOST_WRITTEN
   for device in range(num_devices):
     jax.tree.map(lambda one, all_: np.testing.assert_array_equal(all_[device], one), local, found)  # noqa: B023
+
+
+# Latents at which dreams begin.
+
+WITH_STARTS = dataclasses.replace(MEMORY, starts={'numbers': 1})
+
+
+def ring_with_starts(written, stored):
+  """A ring whose first entries were written and stored in some updates; others are empty."""
+  ring = jax.device_get(WITH_STARTS.init())
+  pad = lambda x: filled_up(np.int32(x), SIZE)
+  return ring | {'written': pad(written), 'used': pad(written), 'stored': pad(stored)}
+
+
+def test_stale_latents_and_empty_entries_seed_no_dream():
+  """An entry that is read again stays for ever, but its latent is of the model of long ago."""
+  now = 1000
+  ring = ring_with_starts([1, 1, 990, now], [now - TTL + 1, now - TTL, 990, now])
+  random = np.linspace(0, 1, 300, endpoint=False).astype(np.float32)
+  seeds = jax.jit(WITH_STARTS.seeds)
+  entry, is_any = jax.device_get(seeds(ring, random, np.int32(now)))
+  assert is_any
+  np.testing.assert_array_equal(np.bincount(entry, minlength=4), [100, 0, 100, 100])
+  _, is_any = seeds(ring, random, np.int32(now + 2 * TTL))
+  assert not is_any
+
+
+def test_replayed_observation_renews_the_latent_of_its_entry():
+  """The first such step that does not end an episode, on however many parts of a batch."""
+  now, (num_steps, batch) = 99, (3, 4)
+  ring = ring_with_starts([1] * 4, [10, 20, 30, 40])
+  weight = np.zeros((num_steps, batch, SIZE), np.float32)
+  last = np.zeros((num_steps, batch), bool)
+  weight[2, 1, 0] = weight[0, 2, 0] = 1.0  # of two sequences
+  weight[1, 3, 1], weight[1, 3, 2] = 1.0, 0.9  # another observation that is similar
+  weight[2, 3, 3], last[2, 3] = 1.0, True
+  numbers = np.arange(1.0, 13.0, dtype=np.float32).reshape(num_steps, batch, 1)
+  parts = lambda x, count: np.stack(np.split(x, count, axis=1))
+
+  def renewed(count):
+    def one(ring, weight, numbers, last):
+      recall = memory_lib.Recall(*[None] * 4, weight=weight)
+      gather = lambda x: jax.lax.all_gather(x, 'parts')
+      start = {'numbers': numbers}
+      return WITH_STARTS.renew_starts(ring, recall, start, last, jnp.int32(now), gather)
+
+    split = [parts(x, count) for x in (weight, numbers, last)]
+    mapped = jax.vmap(one, in_axes=(None, 0, 0, 0), axis_name='parts')
+    found = jax.device_get(jax.jit(mapped)(ring, *split))
+    for part in range(1, count):
+      jax.tree.map(lambda x: np.testing.assert_array_equal(x[part], x[0]), found)  # noqa: B023
+    return jax.tree.map(lambda x: x[0], found)
+
+  for count in (1, 4):
+    found = renewed(count)
+    np.testing.assert_array_equal(found['stored'][:4], [now + 1, now + 1, 30, 40])
+    np.testing.assert_array_equal(found['start']['numbers'][:4, 0], [10, 8, 0, 0])

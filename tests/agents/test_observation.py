@@ -1,5 +1,7 @@
 """Observations: leaves are joined, encoded by their bounds, restored, and predicted."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -171,3 +173,36 @@ def test_categories_are_also_encoded_one_hot(symlog):
   (found,) = jax.jit(codec.encode)(seen)
   np.testing.assert_allclose(found[0, 4:12], [1, 0, 0, 0, 0, 0, 0, 1], atol=1e-5)
   np.testing.assert_allclose(found[0, 12:], np.eye(5)[3], atol=1e-5)
+
+
+NUMBERS = functools.partial(specs.BoundedArray, dtype=np.float32, minimum=0, maximum=1)
+
+
+@pytest.mark.parametrize(
+  ('spec', 'sizes'),
+  [
+    ({'hand': {'left': NUMBERS((2,))}, 'purse': NUMBERS(())}, {'hand_left': 2, 'purse': 1}),
+    ({'only': NUMBERS((3,)), 'action_mask': NUMBERS((4,))}, {f'chunk_{i}': 1 for i in range(3)}),
+    (NUMBERS((20,)), {f'chunk_{i}': 3 if i < 4 else 2 for i in range(8)}),
+    (NUMBERS((2, 3, 5)), {f'patch_{i}_{j}': 5 for i in range(2) for j in range(3)}),
+    (NUMBERS((9, 9, 2)), {f'patch_{i}_{j}': 18 for i in range(3) for j in range(3)}),
+    (
+      environment.VitalsSpec((4,), np.float32, 0, 1, (environment.Vital('food', 2),)),
+      {'chunk_0': 1, 'chunk_1': 1, 'vitals': 1, 'chunk_3': 1},
+    ),
+  ],
+)
+def test_parts_are_leaves_or_groups_of_a_single_array(spec, sizes):
+  parts = observation_lib.parts(spec)
+  assert dict(zip(parts.names, np.bincount(parts.owner), strict=True)) == sizes
+
+
+def test_patches_of_a_board_after_other_numbers_are_of_its_cells():
+  spec = environment.BoardSpec((2 + 6 * 3 * 2,), np.float32, (6, 3, 2))
+  parts = observation_lib.parts(spec)
+  assert parts.names[:3] == ('chunk_0', 'chunk_1', 'patch_0_0')
+  board = parts.owner[2:].reshape(6, 3, 2)
+  for row in range(3):
+    for column in range(3):
+      name = parts.names.index(f'patch_{row}_{column}')
+      assert (board[2 * row : 2 * row + 2, column] == name).all()

@@ -12,6 +12,7 @@ from dm_env import specs
 
 from hephaestus.actors import episodes
 from hephaestus.actors.environments import environment, errands
+from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import actor_critic as ac
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
@@ -165,25 +166,23 @@ SQUARES = environment.ViewSpec((3,), np.float32, -4, 4, lambda x: jnp.square(x[1
     SQUARES,
   ],
 )
-def test_each_leaf_owns_the_inputs_that_change_with_it(spec):
-  numbers = numbers_lib.Numbers(spec)
+def test_each_part_owns_the_inputs_that_change_with_it(spec):
+  """The view of a single array, which changes with several parts, is a part of its own."""
+  numbers, parts = numbers_lib.Numbers(spec), observation_lib.parts(spec)
   statistics = jax.device_get(numbers.initial_statistics())
-  rng = np.random.default_rng(0)
-  random = lambda leaf: rng.uniform(0.1, 0.9, leaf.shape).astype(np.float32)
-  observation = jax.tree.map(random, spec)
-  leaves, tree = jax.tree.flatten(observation)
-  read = lambda leaves: numbers.inputs(numbers.read(jax.tree.unflatten(tree, leaves)), statistics)
-  inputs = jax.jit(read)
-  names = jax.tree.leaves({k: k for k in observation} if isinstance(observation, dict) else 'all')
-  leaf = 0
-  for i, each in enumerate(names):
-    if each == 'action_mask':
-      continue
-    changed = [x if j != i else 1 - x for j, x in enumerate(leaves)]
-    moved = np.asarray(inputs(leaves)) != np.asarray(inputs(changed))
-    assert moved.any() and (numbers.leaves[moved] == leaf).all(), each
-    leaf += 1
-  assert leaf == max(numbers.leaves) + 1
+
+  @jax.jit
+  def inputs(flat):
+    observation = observation_lib.to_observation(flat, [], spec)
+    return numbers.inputs(numbers.read(observation), statistics)
+
+  flat = np.random.default_rng(0).uniform(0.1, 0.9, len(parts.owner)).astype(np.float32)
+  for part in np.unique(parts.owner):
+    changed = np.where(parts.owner == part, 1 - flat, flat)
+    moved = np.asarray(inputs(flat)) != np.asarray(inputs(changed))
+    others = {len(parts.names) - 1} if not isinstance(spec, dict) else set()
+    assert set(numbers.parts[moved]) - others == {part}, parts.names[part]
+  assert len(parts.names) == max(numbers.parts) + 1
 
 
 # Inputs of the actor.
@@ -321,6 +320,42 @@ def test_gate_moves_with_the_errand_that_is_due(learned):
   assert entropy > 0.8 * np.log(N)
 
 
+def test_gain_opens_the_candidate_that_explains_errors_of_the_critic(params):
+  """Random actions are rewarded by the errand that is due, with noise as large; no actor is trained."""
+  dreamer = make(memory_size=0, workspace_score='gain')
+  policy, module = dreamer.actor_critic, dreamer.actor_critic.context
+  statistics, optimizer = params['world_model']['statistics'], optax.adam(1e-2)
+  count, num_updates = errands.NUM_BUTTONS, 600
+
+  def random_steps(seed, *axes):
+    rng = np.random.default_rng(seed)
+    observation, countdown, wanted = observations_of(seed, *axes)
+    features = features_from(dreamer)(statistics, rng, observation)
+    due = np.take_along_axis(wanted, countdown.argmin(-1)[..., None], -1)[..., 0]
+    action = rng.integers(0, count, axes)
+    error = np.where(action == due, 1.0, -1.0) + rng.normal(size=axes)
+    return features, np.eye(count)[action].astype(np.float32), error.astype(np.float32), countdown
+
+  @jax.jit
+  def learn(key, *inputs):
+    def update(carry, inputs):
+      params, opt_state = carry
+      grads = jax.grad(lambda params: module.loss(params, *inputs).mean())(params)
+      updates, opt_state = optimizer.update(grads, opt_state)
+      return (optax.apply_updates(params, updates), opt_state), None
+
+    first = policy.init(key)
+    return jax.lax.scan(update, (first, optimizer.init(first)), inputs)[0][0], first
+
+  *steps, _ = random_steps(0, num_updates, BATCH)
+  learned, first = jax.device_get(learn(jax.random.key(0), *steps))
+  jax.tree.map(np.testing.assert_array_equal, learned['actor'], first['actor'])
+  features, _, _, countdown = random_steps(1, 1, 512)
+  gates = np.asarray(jax.jit(module.gates)(learned, history_of(np.zeros((1, 512, N))), features)[0])
+  is_due = countdown[0] == 0
+  assert gates[is_due].mean() > 0.8  # of a random gate 1/8
+
+
 # Scores.
 
 
@@ -369,7 +404,7 @@ def test_members_that_differ_about_a_leaf_make_it_novel(dreamer, params):
   features = features_of(dreamer, params, 0, 2)
   difference = np.zeros((2, 2, numbers.input_size), np.float32)  # [K, B, I]
   for row, leaf in enumerate((3, 6)):
-    difference[0, row, numbers.leaves == leaf] = 1.0
+    difference[0, row, numbers.parts == leaf] = 1.0
   mean = difference @ numbers._directions
   change = numbers_lib.Change(mean, np.full(mean.shape, 0.05, np.float32))
   state = np.zeros((2, numbers.size), np.float32)
@@ -521,7 +556,7 @@ def test_imagination_opens_and_counts(make_params):
 @pytest.mark.parametrize(
   ('env', 'size', 'words'),
   [
-    ('continuous', 1, r'agent\.workspace_size=1: .* a dictionary, or set agent\.workspace_size=0'),
+    ('continuous', 6, r'agent\.workspace_size=6: .* 5 candidates \(chunk_0, .*\); set at most '),
     ('pictures', 1, r'agent\.workspace_size=1: .* image.* set agent\.workspace_size=0'),
     ('masked', 3, r'agent\.workspace_size=3: .* 2 candidates \(board, purse\); set at most '),
   ],

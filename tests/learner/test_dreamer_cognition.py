@@ -1,7 +1,7 @@
 """Updates of an agent with all of cognition, on one and on eight devices.
 
 It has every part that an update may have, so it is also the one whose updates on several devices are
-compared: memory, survival, empowerment and a workspace, in addition to what all agents have.
+compared: memory, survival, empowerment, competence and a workspace, in addition to what all agents have.
 """
 
 import jax
@@ -12,8 +12,9 @@ import scaling
 from small_dreamer import BATCH, COGNITION, NUM_STEPS, RATES, make_batch, make_dreamer
 from trainer import Trainer, assert_same_step
 
+from hephaestus.agents.dreamer import dream, modules, rssm
 from hephaestus.agents.dreamer import memory as memory_lib
-from hephaestus.agents.dreamer import modules, rssm
+from hephaestus.agents.dreamer.rewards import competence
 from hephaestus.learner import dreamer_update
 
 SIZE = COGNITION['memory_size']
@@ -21,7 +22,7 @@ SIZE = COGNITION['memory_size']
 
 @pytest.fixture(scope='module')
 def dreamer():
-  return make_dreamer(**COGNITION)
+  return make_dreamer(**COGNITION, competence_scale=0.5, memory_dream_share=0.5)
 
 
 @pytest.fixture(scope='module')
@@ -66,8 +67,11 @@ def test_eight_devices_write_the_ring_of_one(dreamer, one_device, eight_devices)
   for trainer in (one_device, eight_devices):
     trainer.begin().step(batch_of(dreamer, 0))
   one, found = one_device.arrays().params['memory'], eight_devices.arrays().params['memory']
-  for name in ('key', 'action', 'written', 'used'):
+  for name in ('key', 'action', 'written', 'used', 'stored'):
     np.testing.assert_array_equal(found[name], one[name], err_msg=name)
+  assert np.abs(one['start']['deterministic']).max() > 0
+  for name in one['start']:
+    np.testing.assert_allclose(found['start'][name], one['start'][name], rtol=1e-3, atol=1e-4)
   np.testing.assert_allclose(found['return_'], one['return_'], rtol=1e-4, atol=1e-5)
 
 
@@ -79,12 +83,49 @@ def test_eight_devices_exchange_gradients_returns_and_written_entries(dreamer, e
   num_bytes = lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree))
   world = {name: x for name, x in params['world_model'].items() if name not in modules.AVERAGES}
   trained = num_bytes((world, params['actor_critic']))
-  # Moments of numbers, numbers that metrics are means of, and which entries of the memory are renewed.
-  assert 0 < program.reduced - trained <= 4 * 160 + 4 * SIZE
+  # Moments of numbers, numbers that metrics are means of, which entries of the memory are renewed, and
+  # steps and novelty of each region.
+  assert 0 < program.reduced - trained <= 4 * 160 + 4 * SIZE + 8 * 2**competence.BITS
   assert program.other_collectives == 0
   num_starts = BATCH * dreamer.config.starts_per_sequence
   returns = 4 * num_starts * len(dreamer.actor_critic.heads)
-  assert 0 < program.gathered - returns < 8 * memory_lib.MOST_WRITTEN * 4 * 64
+  latents = memory_lib.MOST_WRITTEN + memory_lib.MOST_RENEWED
+  assert 0 < program.gathered - returns < 8 * latents * 4 * 80 + 8 * SIZE
+
+
+# Competence.
+
+
+def test_visit_of_a_region_counts_once_on_any_number_of_devices(dreamer, one_device, eight_devices):
+  """The steps of a batch are one visit of each region that they reach, also on several devices."""
+  tables = []
+  for trainer in (one_device, eight_devices):
+    trainer.begin().step(make_batch(dreamer))
+    tables.append(trainer.arrays().params['world_model'][modules.OF_REWARDS][competence.NAME])
+  one, found = tables
+  assert one['visits'].max() == 1 and one['visits'].sum() > 1
+  np.testing.assert_array_equal(found['visits'], one['visits'])
+  for name in ('mean', 'fast', 'slow'):
+    np.testing.assert_allclose(found[name], one[name], rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def test_reward_of_competence_is_read_before_its_own_visit(dreamer, one_device):
+  """There is progress since the second visit, which the third update is the first to read."""
+  one_device.begin()
+  metrics = [one_device.step(make_batch(dreamer)) for _ in range(3)]
+  assert metrics[0]['intrinsic/progress'] == metrics[1]['intrinsic/progress'] == 0
+  assert metrics[2]['intrinsic/progress'] > 0
+
+
+def test_imagined_steps_have_the_progress_of_their_region(dreamer, one_device):
+  state = one_device.begin().state
+  table = state.params['world_model'][modules.OF_REWARDS][competence.NAME]
+  assert one_device.step(make_batch(dreamer))['actor_critic/competence_advantage'] == 0
+  one_device.begin()
+  random = np.random.default_rng(0).uniform(size=table['slow'].shape).astype(np.float32)
+  table = one_device.state.params['world_model'][modules.OF_REWARDS][competence.NAME]
+  table['slow'] = jax.device_put(random, table['slow'].sharding)
+  assert one_device.step(make_batch(dreamer))['actor_critic/competence_advantage'] > 0
 
 
 # The episodic memory.
@@ -105,6 +146,48 @@ def test_update_writes_what_later_versions_recall(dreamer, one_device):
   keys = ring['key'][ring['written'] > 0]
   similar = keys @ keys.T > 1 - 1e-5
   assert len(keys) == 24 and similar.sum() == len(keys)
+
+
+def test_share_of_the_dreams_begins_at_fresh_entries(dreamer, one_device):
+  """In the first update there is no entry; later half of them begin at some, which are not published."""
+  one_device.begin()
+  found = [one_device.step(batch_of(dreamer, 0)) for _ in range(8)]
+  assert found[0]['dream/remembered'] == 0
+  assert 0.2 < np.mean([metrics['dream/remembered'] for metrics in found[1:]]) < 0.8
+  assert 0 <= found[-1]['memory/latent_age'] <= found[-1]['memory/age'] <= 7
+
+
+def test_dream_begins_as_its_entry_was_stored():
+  """With what memory recalls there by now, as acting would, and without the context of another step."""
+  made, count = make_dreamer(memory_size=SIZE, memory_dream_share=1.0), 5
+  model, random = made.model, np.random.default_rng(0)
+  params = jax.device_get(jax.jit(made.agent.init_params)(jax.random.key(0)))
+  ring = jax.tree.map(lambda x: random.normal(size=x.shape).astype(x.dtype), params['memory'])
+  ring['key'] /= np.linalg.norm(ring['key'], axis=-1, keepdims=True)
+  ring['written'], ring['stored'] = np.full((2, SIZE), 1, np.int32)
+  params['memory'] = ring
+
+  @jax.jit
+  def remembered(params, key):
+    latent = model.rssm.initial(count).latent
+    latent = latent._replace(recalled=jnp.zeros((count, model.networks.recalled_size)))
+    zeros, features = jnp.zeros(count), model.networks.empty_features(count)
+    keys = jax.random.split(key, count)
+    start = dream.Start(latent, features, zeros, zeros > 0, (), zeros, zeros, keys)
+    found = dream.remembered(model, made.actor_critic, params, start, jnp.int32(1))
+    return found._replace(keys=())
+
+  found = jax.device_get(remembered(params, jax.random.key(0)))
+  assert found.remembered.all() and found.begins.all() and found.weight.all()
+  same = (found.latent.deterministic[:, None] == ring['start']['deterministic']).all(-1)
+  np.testing.assert_array_equal(same.sum(-1), 1)
+  entry = same.argmax(-1)
+  assert len(set(entry)) > 1
+  np.testing.assert_array_equal(found.latent.numbers, ring['start']['numbers'][entry])
+  np.testing.assert_array_equal(found.features.state, found.latent.deterministic)
+  assert found.novelty.min() > 0 and np.array_equal(found.context_inputs, found.novelty)
+  nearest = found.latent.recalled[:, -1]  # the entry itself
+  np.testing.assert_allclose(nearest, 1, atol=1e-5)
 
 
 def test_optimizer_has_no_part_of_the_memory(dreamer, one_device):

@@ -28,8 +28,8 @@ COGNITION = config.override(
   presets.laptop('oasis'),
   [
     *(each for each in OPTIONS if not each.startswith('environment.')),
-    'agent.survival_scale=1', 'agent.empowerment_scale=1',
-    'agent.memory_size=64', 'agent.workspace_size=2',
+    'agent.survival_scale=1', 'agent.empowerment_scale=1', 'agent.competence_scale=1',
+    'agent.memory_size=64', 'agent.memory_dream_share=0.5', 'agent.workspace_size=2',
   ],
 )  # fmt: skip
 # The agent of most tests has a memory: a part of its state that no optimizer changes.
@@ -224,7 +224,7 @@ def test_run_with_cognition_resumes_bitwise():
   parts, sums = made.iterate(made.place(made.gather(parts)), 4)
   assert_equal(made.gather(whole), made.gather(parts))
   assert set(sums) >= {
-    'intrinsic/survival', 'intrinsic/empowerment', 'memory/filled', 'workspace/share_vitals'
+    'intrinsic/survival', 'intrinsic/empowerment', 'intrinsic/progress', 'memory/filled', 'workspace/share_vitals'
   }  # fmt: skip
 
 

@@ -4,10 +4,20 @@
     open_i    score_i is among the k = `workspace_size` largest, and above `workspace_cost`
     read      actor([open_1 x_1, ..., open_1, ...])      critic(everything)
 
-over candidates i: leaves x_i of the observation, and what the episodic memory recalls. h is the GRU's
+over candidates i: parts x_i of the observation (its leaves, or groups of the numbers of a single array, see
+`observation.parts`), and what the episodic memory recalls. h is the GRU's
 state. N is a candidate's novelty, dN its change since the step before, t the steps of the episode so far
-and n how often the candidate was open in them, both from 1; D is the lack of the leaf's vitals, see
+and n how often the candidate was open in them, both from 1; D is the lack of the part's vitals, see
 `survival.lack`. Contents keep their positions in the actor's input, and are 0 where closed.
+
+With `workspace_score=gain` queries and keys learn by another loss than the actor's: a head predicts from each
+candidate by itself, and the action a, how far the critic's value proves wrong, delta = r + gamma V' - V:
+
+    loss      -ln sum_i w_i N(delta; q(x_i, a), 1)      w = softmax_i( query(h) key(x_i) / sqrt(32) )
+
+over replayed steps, in units of `return_floor`: a mixture of experts (Jacobs et al., 1991), whose weights
+turn to the candidate from which the critic gains most. The return itself would not do: where a policy has not yet
+learned what to do about a candidate, its value does not depend on it.
 
 A gate is 0 or 1, and its gradient is the gradient of sigmoid(score - rival): "straight-through", as in Bengio
 et al. (2013), "Estimating or propagating gradients through stochastic neurons". The rival is the score
@@ -39,6 +49,8 @@ NAME = 'workspace'
 KEY_SIZE = 32
 NOVELTY, CHANGE, VISITS, VITALS = 1.0, 0.6, 0.4, 1.5
 """Weights of the terms N, dN, the visits term and D of a score, which are not learned."""
+GAIN = 'gain'
+"""Name of the head q, and of the score that it trains."""
 RECALL = 'recall'
 """Name of the candidate that the episodic memory gives; its novelty is 0."""
 
@@ -88,8 +100,7 @@ class Workspace(context_lib.Context):
   """The workspace as a context module, for the specs of one environment; only actors read its context.
 
   Raises:
-    ValueError: the observation is no dict, has an image for a CNN, or has fewer candidates than
-      `workspace_size`.
+    ValueError: the observation has an image for a CNN, or fewer candidates than `workspace_size`.
   """
 
   @classmethod
@@ -97,17 +108,12 @@ class Workspace(context_lib.Context):
     return config.workspace_size > 0
 
   def __post_init__(self):
-    networks, spec = self.networks, self.networks.observation_spec
-    given, remedy = f'agent.workspace_size={networks.config.workspace_size}', 'workspace_size=0'
-    if not isinstance(spec, dict):
-      raise ValueError(
-        f'{given}: the leaves of an observation compete for the workspace, and this one is a single array; '
-        f'give the environment a dictionary, or set agent.{remedy}'
-      )
+    networks = self.networks
+    given = f'agent.workspace_size={networks.config.workspace_size}'
     if networks.codec.image_specs:
       raise ValueError(
-        f'{given}: this observation has an image, which imagination does not decode; '
-        f'agent.image_channels=0 reads it as numbers, else set agent.{remedy}'
+        f'{given}: this observation has an image, which imagination does not decode; agent.image_channels=0 '
+        'reads it as numbers, whose patches are candidates, else set agent.workspace_size=0'
       )
     if networks.config.workspace_size > len(self.names):
       raise ValueError(
@@ -117,18 +123,15 @@ class Workspace(context_lib.Context):
 
   @functools.cached_property
   def names(self) -> tuple[str, ...]:
-    """Names of the candidates: leaves in the order of the observation, then RECALL with a memory."""
-    leaves = jax.tree_util.tree_leaves_with_path(
-      observation_lib.without_mask(self.networks.observation_spec)
-    )
-    names = ['_'.join(str(getattr(at, 'key', at)) for at in path) for path, _ in leaves]
+    """Names of the candidates: parts in the order of the observation, then RECALL with a memory."""
+    names = observation_lib.parts(self.networks.codec.flat_spec).names
     return (*names, *([RECALL] if self.networks.recalled_size else []))
 
   @functools.cached_property
   def _owner(self) -> np.ndarray:
     """[I] int, index of the candidate to which each number of `_contents` belongs."""
     recalled = np.full(self.networks.recalled_size, len(self.names) - 1)
-    return np.concatenate([recalled, self.networks.numbers.leaves])
+    return np.concatenate([recalled, self.networks.numbers.parts])
 
   @functools.cached_property
   def _places(self) -> tuple[np.ndarray, np.ndarray]:
@@ -151,11 +154,15 @@ class Workspace(context_lib.Context):
 
   def modules(self) -> dict[str, tuple[networks.MLP, int]]:
     config, count = self.networks.config, len(self.names)
-    if config.workspace_score != 'learned':
+    if config.workspace_score not in ('learned', GAIN):
       return {}
     mlp = lambda scale: networks.MLP(config.hidden_size, 1, KEY_SIZE, scale, raw=True)
     width = self._places[0].shape[1] + count
-    return {'query': (mlp(1.0), config.deterministic_size), 'key': (mlp(0.1), width)}
+    scores = {'query': (mlp(1.0), config.deterministic_size), 'key': (mlp(0.1), width)}
+    if config.workspace_score != GAIN:
+      return scores
+    head = networks.MLP(config.hidden_size, 1, 1, 0.1, raw=True)
+    return scores | {GAIN: (head, width + self.networks.actions.size)}
 
   # Scores and gates.
 
@@ -164,8 +171,8 @@ class Workspace(context_lib.Context):
     means, variances = self.networks.numbers.changes_of_inputs(step.priors.change)
     kind = self.networks.config.novelty
     gain = novelty_lib.novelty_of(kind, ((means[..., None], variances[..., None], 0.0),))
-    leaves = self.networks.numbers.leaves[: gain.shape[-1]]
-    share = (leaves[:, None] == np.arange(len(self.names))).astype(np.float32)
+    parts = self.networks.numbers.parts[: gain.shape[-1]]
+    share = (parts[:, None] == np.arange(len(self.names))).astype(np.float32)
     share /= np.maximum(share.sum(axis=0), 1)
     novelty = jnp.matmul(gain, share, precision=jax.lax.Precision.HIGHEST)
     return Terms(self._learned(params, step.features), novelty, self._lack(step.latent.numbers))
@@ -174,33 +181,48 @@ class Workspace(context_lib.Context):
     """The lack D of each candidate, [..., N] float32, from numbers [..., F']; 0 without vitals."""
     spec = self.networks.codec.flat_spec
     lacks = [jnp.zeros(numbers.shape[:-1])] * len(self.names)
-    begin = 0
-    for i, leaf in enumerate(jax.tree.leaves(observation_lib.without_mask(spec))):
-      found = observation_lib.vitals(leaf)
-      if found is not None:
-        vitals = self.networks.numbers.pick(numbers, begin + found.indices)
-        lacks[i] = survival.lack(vitals, found.set_points)
-      begin += int(np.prod(leaf.shape))
+    found = observation_lib.vitals(spec)
+    if found is not None:
+      owner = observation_lib.parts(spec).owner[found.indices]
+      for i in np.unique(owner):
+        own = owner == i
+        vitals = self.networks.numbers.pick(numbers, found.indices[own])
+        lacks[i] = survival.lack(vitals, found.set_points[own])
     return jnp.stack(lacks, axis=-1)
 
   def _learned(self, params: Tree, features: Features) -> jax.Array:
     """The learned term at features [..., ...], [..., N] float32."""
-    shape = (*features.state.shape[:-1], len(self.names))
     if not self.modules():
-      return jnp.zeros(shape)
-    places, there = self._places
-    contents = self._contents(features).astype(jnp.float32)
-    contents = jnp.where(there, contents[..., places], 0.0)
-    identity = jnp.broadcast_to(np.eye(len(self.names), dtype=np.float32), (*shape, shape[-1]))
+      return jnp.zeros((*features.state.shape[:-1], len(self.names)))
+    candidates = self._candidates(features)
     belief = features.state.astype(jnp.float32)
     # Bounded, so that what is learned does not soon outweigh the other terms at every step.
     read = lambda name, *inputs: jnp.tanh(
       networks.apply(self.modules()[name][0], params[name], *inputs)
     )
-    product = jnp.sum(
-      read('query', belief)[..., None, :] * read('key', contents, identity), axis=-1
-    )
+    product = jnp.sum(read('query', belief)[..., None, :] * read('key', *candidates), axis=-1)
     return product / np.float32(np.sqrt(KEY_SIZE))
+
+  def _candidates(self, features: Features) -> tuple[jax.Array, jax.Array]:
+    """Contents of each candidate, padded, [..., N, M] float32, and its index, one-hot, [..., N, N]."""
+    places, there = self._places
+    contents = self._contents(features).astype(jnp.float32)
+    contents = jnp.where(there, contents[..., places], 0.0)
+    identity = np.eye(len(self.names), dtype=np.float32)
+    return contents, jnp.broadcast_to(identity, (*contents.shape[:-1], len(self.names)))
+
+  def loss(
+    self, params: Tree, features: Features, action: jax.Array, error: jax.Array
+  ) -> jax.Array | None:
+    """See `Context.loss`: the negative likelihood of the mixture, see the module's docstring."""
+    if self.networks.config.workspace_score != GAIN:
+      return None
+    candidates = self._candidates(features)
+    actions = jnp.broadcast_to(action[..., None, :], (*candidates[0].shape[:-1], action.shape[-1]))
+    head, _ = self.modules()[GAIN]
+    expected = networks.apply(head, params[GAIN], *candidates, actions)[..., 0]
+    weight = jax.nn.log_softmax(self._learned(params, features))
+    return -jax.nn.logsumexp(weight - jnp.square(error[..., None] - expected) / 2, axis=-1)
 
   def _contents(self, features: Features) -> jax.Array:
     """The features that are candidates: the recall, and the inputs of the numbers, [..., I]."""
@@ -297,7 +319,10 @@ class Workspace(context_lib.Context):
 
   def gates(self, params: Tree, history: GateHistory, features: Features) -> jax.Array:
     """Gates [R, B, N] float32 of the R steps of a history, whose features are [R, B, ...]."""
-    return self.gate(self._learned(params, features) + history.bonus)
+    learned = self._learned(params, features)
+    if self.networks.config.workspace_score == GAIN:
+      learned = jax.lax.stop_gradient(learned)
+    return self.gate(learned + history.bonus)
 
   def metrics(
     self,

@@ -23,6 +23,7 @@ class Novelty(reward_lib.Reward):
   """The reward of novelty: how much the members learn from a step. An explorer maximises it."""
 
   name = NAME
+  explores = True
   is_centred = True
 
   @classmethod

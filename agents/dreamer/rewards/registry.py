@@ -2,12 +2,13 @@
 
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import rssm as rssm_lib
-from hephaestus.agents.dreamer.rewards import empowerment, novelty, reward, survival
+from hephaestus.agents.dreamer.rewards import competence, empowerment, novelty, reward, survival
 
 REWARDS: dict[str, type[reward.Reward]] = {
   novelty.NAME: novelty.Novelty,
   survival.NAME: survival.Survival,
   empowerment.NAME: empowerment.Empowerment,
+  competence.NAME: competence.Competence,
 }
 """Classes by the names of the rewards, in the order of the critic's heads."""
 

@@ -1,7 +1,7 @@
 """Interface of intrinsic rewards."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -9,6 +9,7 @@ import jax
 
 from hephaestus.agents import experience
 from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.agents.dreamer import modules as modules_lib
 from hephaestus.agents.dreamer import rssm as rssm_lib
 
 Tree = Any
@@ -26,6 +27,7 @@ class Reward:
   Attributes:
     rssm: the world model's RSSM.
     name: of the reward, its head of the critic, and its metrics.
+    explores: whether it trains the explorer, not the task's actor; see `actor_critic`.
     is_centred: whether the mean reward of the steps is subtracted. Then ending an episode forgoes nothing on
       average: an agent that is rewarded at every step learns not to finish. A reward that is a cost at
       every step has to keep its mean.
@@ -35,6 +37,7 @@ class Reward:
   rssm: rssm_lib.RSSM
 
   name: ClassVar[str]
+  explores: ClassVar[bool] = False
   is_centred: ClassVar[bool] = False
   shown: ClassVar[tuple[str, ...]] = ()
 
@@ -46,6 +49,32 @@ class Reward:
   def modules(self) -> Mapping[str, tuple[nn.Module, Any]]:
     """Networks by name, each with its example inputs, a batch of one; trained by `loss`."""
     return {}
+
+  def statistics(self) -> dict[str, jax.Array]:
+    """Initial running statistics by name, float32, which no optimizer changes; empty if it has none.
+
+    `reward` reads them in `params[modules_lib.OF_REWARDS][name]`.
+    """
+    return {}
+
+  def updated(
+    self,
+    params: Tree,
+    replayed: rssm_lib.Step,
+    novelty: jax.Array,
+    mean: Callable[[jax.Array], jax.Array],
+  ) -> dict[str, jax.Array]:
+    """The running statistics after an update, whose own rewards have been read before.
+
+    Args:
+      params: parameters of the world model, with the statistics before.
+      replayed: [T, B] steps.
+      novelty: [T, B] float32, novelty of the transitions to the steps.
+      mean: array of one part of the batch -> its mean over all parts.
+    """
+    del replayed, novelty, mean
+    found: dict[str, jax.Array] = params[modules_lib.OF_REWARDS][self.name]
+    return found
 
   def loss(
     self,
