@@ -258,13 +258,13 @@ class RSSM:
   ) -> tuple[jax.Array, list[jax.Array]]:
     """Outputs for `Numbers.predict`, [..., outputs], and images, [..., H, W, C] each; float32.
 
-    An image of slots is painted from the slots of the latent.
+    An image of slots is painted from the slots of the latent, if it has them.
     """
     inputs = self._decoded(latent, previous)
     outputs, images = jnp.zeros((*inputs.shape[:-1], 0)), []
     if self.networks.numbers.size:
       outputs = self.networks.apply(params, 'decoder', inputs).astype(jnp.float32)
-    if self.networks.slots:
+    if latent.slots is not None:
       images = [self.paint(params, latent)[0]]
     elif self.networks.cnn_specs:
       pixels = self.networks.apply(params, 'image_decoder', inputs).astype(jnp.float32)

@@ -6,6 +6,7 @@ parameters renews them, on purpose, by
     RENEW_DIGESTS=1 .venv/bin/python -m pytest tests/learner/test_update_digests.py
 """
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -29,7 +30,7 @@ TOLERANCE = 2e-3
 
 def frames():
   """An image that slots read, and numbers."""
-  config = make_dreamer(slots=3, slot_size=4).config
+  config = dataclasses.replace(make_dreamer().config, slots=3, slot_size=4)
   observation_spec = {
     'pixels': specs.BoundedArray((9, 8, 29), np.uint8, 0, 255),
     'real': specs.Array((2,), np.float32),
