@@ -83,13 +83,34 @@ def action_mask(observation: Any) -> jax.Array | None:
   return observation.get(ACTION_MASK) if isinstance(observation, dict) else None
 
 
+class Image(specs.BoundedArray):
+  """Spec of an image that is never flat numbers, however small: see `as_images`."""
+
+
+def as_images(spec: Any) -> Any:
+  """The spec, in which all images, small ones as well, are none of flat numbers: see `is_image`."""
+
+  def mark(leaf: specs.Array) -> specs.Array:
+    if is_image(leaf) or not _may_be_image(leaf):
+      return leaf
+    low, high = getattr(leaf, 'minimum', 0), getattr(leaf, 'maximum', 255)
+    return Image(leaf.shape, leaf.dtype, low, high, leaf.name)
+
+  return jax.tree.map(mark, spec)
+
+
 def is_image(spec: specs.Array) -> bool:
   """Whether a leaf is an image for a CNN, not flat numbers: see SMALLEST_IMAGE and MAX_CELLS."""
+  if not _may_be_image(spec):
+    return False
+  is_large = isinstance(spec, Image) or math.prod(spec.shape) > MAX_CELLS
+  return is_large or not (is_bounded(spec, 0, 1) or is_picture(spec))
+
+
+def _may_be_image(spec: specs.Array) -> bool:
   if len(spec.shape) != 3 or min(spec.shape[:2]) < SMALLEST_IMAGE or not spec.shape[2]:
     return False
-  if num_values(spec):
-    return False
-  return math.prod(spec.shape) > MAX_CELLS or not (is_bounded(spec, 0, 1) or is_picture(spec))
+  return not num_values(spec)
 
 
 def is_picture(spec: specs.Array) -> bool:

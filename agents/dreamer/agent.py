@@ -14,6 +14,7 @@ from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import actor_critic, foresight, intrinsic, modules, rssm, world_model
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import memory as memory_lib
+from hephaestus.agents.dreamer import slots as slots_lib
 
 Tree = Any
 
@@ -57,11 +58,15 @@ def make_dreamer(
       observation has no vitals, or the environment's reward already depends on them; empowerment is
       on, but an action is not one discrete choice among at least two, or the observation has only
       images for CNNs; a workspace is on, but the observation has images for CNNs, or fewer candidates
-      than `workspace_size`.
+      than `workspace_size`; slots are on, but the observation does not have one image.
   """
   model = world_model.WorldModel(config, observation_spec, action_spec)
   policy = actor_critic.ActorCritic(model.networks)
-  _ = model.rewards, policy.context  # raise ValueError where there can be none
+  _ = (
+    model.networks.slots,
+    model.rewards,
+    policy.context,
+  )  # raise ValueError where there can be none
   acting = _Acting(model, policy)
   agent = agent_lib.Agent(
     init_params=acting.init_params,
@@ -104,6 +109,7 @@ class _Acting:
         'prior',
         modules.AVERAGE_CHANGE,
         modules.STATISTICS,
+        slots_lib.NAME,
         *(name for reward in self.model.rewards.values() for name in reward.shown),
       ),
       'actor_critic': (*self.policy.context.modules(), actor_critic.ACTOR, actor_critic.EXPLORER),

@@ -80,6 +80,10 @@ class DreamerConfig:
   memory_ttl: int = 5000  # updates after which an entry that is not read is cleared
   memory_dream_share: float = 0.0  # share of the rollouts that begin at latents of its entries
 
+  # Slots.
+  slots: int = 0  # slots that hold the image of an observation; 0: none, see docs/cognition.md
+  slot_size: int = 32  # numbers of a slot
+
   # Workspace.
   workspace_size: int = 0  # most candidates that the actor reads; 0: no workspace, it reads all
   workspace_cost: float = 0.0  # score above which a candidate may be read
@@ -121,6 +125,12 @@ class DreamerConfig:
       'memory_dream_share',
       'needs a memory; set agent.memory_size, or agent.memory_dream_share=0',
     )
+    check(
+      self.slots == 0 or 2 <= self.slots <= 64,
+      'slots',
+      'must be 0 for none, or from 2 to 64 (8 suit a few objects)',
+    )
+    check(self.slot_size >= 4, 'slot_size', 'must be at least 4')
     salient = self.workspace_size and self.window > 1
     check(not salient, 'workspace_size', 'is not for salience; set agent.window=1')
     check(self.workspace_score in SCORES, 'workspace_score', f'choose one of {list(SCORES)}')

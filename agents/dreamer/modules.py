@@ -17,6 +17,7 @@ from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import memory as memory_lib
 from hephaestus.agents.dreamer import numbers as numbers_lib
+from hephaestus.agents.dreamer import slots as slots_lib
 
 Tree = Any
 
@@ -45,7 +46,7 @@ class Features(NamedTuple):
 
   Attributes:
     state: [..., S], the GRU's state h, and the stochastic state z if there are images.
-    numbers: [..., I], inputs of the observation's numbers, see `Numbers.inputs`.
+    numbers: [..., I], inputs of the observation's numbers, see `Numbers.inputs`, and its slots, if any.
     transition: [..., C + R], action and embedded numbers of the step before, and what was recalled there.
     recalled: [..., R], what the episodic memory recalls at the step, see `EpisodicMemory.recalled`.
   """
@@ -76,12 +77,40 @@ class Networks:
 
   @functools.cached_property
   def codec(self) -> observation_lib.Codec:
+    if self.config.slots:
+      return observation_lib.Codec(observation_lib.as_images(self.observation_spec), cnn=True)
     return observation_lib.Codec(self.observation_spec, cnn=self.config.image_channels > 0)
 
   @functools.cached_property
   def numbers(self) -> numbers_lib.Numbers:
     """Reader and predictor of the F numbers of an observation, which are part of the model's state."""
     return numbers_lib.Numbers(self.codec.flat_spec)
+
+  @functools.cached_property
+  def slots(self) -> slots_lib.Slots | None:
+    """The slots of the observation's image; None where `config.slots` is 0.
+
+    Raises:
+      ValueError: the observation does not have just one image.
+    """
+    config, images = self.config, self.codec.image_specs
+    if not config.slots:
+      return None
+    if len(images) != 1:
+      least = observation_lib.SMALLEST_IMAGE
+      raise ValueError(
+        f'agent.slots={config.slots}: slots are of one image, [height, width, channels] of at least {least} '
+        f'x {least}, and this observation has {len(images) or "none"}; set agent.slots=0'
+      )
+    context = config.deterministic_size + self.latent_size + self.previous_size
+    return slots_lib.Slots(
+      images[0].shape, config.slots, config.slot_size, context, config.hidden_size, config.dtype
+    )
+
+  @property
+  def cnn_specs(self) -> list[specs.Array]:
+    """Specs of the images that CNNs encode and decode; none with slots."""
+    return [] if self.config.slots else self.codec.image_specs
 
   @functools.cached_property
   def memory(self) -> memory_lib.EpisodicMemory | None:
@@ -109,7 +138,7 @@ class Networks:
     return self.numbers.warnings() + [
       f'an image of {math.prod(spec.shape):,} numbers, more than {flat:,}: read by a CNN, and no part of '
       'the state'
-      for spec in self.codec.image_specs
+      for spec in self.cnn_specs
       if observation_lib.is_bounded(spec, 0, 1) or observation_lib.is_picture(spec)
     ]
 
@@ -133,23 +162,28 @@ class Networks:
 
   @property
   def embedding_size(self) -> int:
-    """E, width of the embedding of an observation's numbers; 0 if it has only images."""
-    return self.config.hidden_size if self.numbers.size else 0
+    """E, width of the embedding of an observation's numbers and slots; 0 if it has only images for CNNs."""
+    return self.config.hidden_size if self.numbers.size or self.config.slots else 0
 
   @property
   def encoded_size(self) -> int:
-    """Width of an encoded observation: its embedded numbers and the features of each image."""
-    return self.embedding_size + self.config.hidden_size * len(self.codec.image_specs)
+    """Width of an encoded observation: its embedded numbers and slots, and the features of CNNs."""
+    return self.embedding_size + self.config.hidden_size * len(self.cnn_specs)
 
   @property
   def previous_size(self) -> int:
-    """C, width of the inputs of a transition: the previous action and embedded numbers."""
+    """C, width of the inputs of a transition: the previous action, and embedded numbers and slots."""
     return self.actions.size + self.embedding_size
 
   @property
   def inferred_size(self) -> int:
-    """Z if there are images, since only then recurrence and heads read z; else 0."""
-    return self.latent_size if self.codec.image_specs else 0
+    """Z if there are images for CNNs, since only then recurrence and heads read z; else 0."""
+    return self.latent_size if self.cnn_specs else 0
+
+  @property
+  def slots_width(self) -> int:
+    """Width of the slots in a state, 0 without slots."""
+    return self.slots.width if self.slots else 0
 
   def empty_features(self, *axes: int) -> Features:
     """Features of zeros with the given leading axes."""
@@ -157,7 +191,7 @@ class Networks:
       state=jnp.zeros(
         (*axes, self.config.deterministic_size + self.inferred_size), self.config.dtype
       ),
-      numbers=jnp.zeros((*axes, self.numbers.input_size), self.config.dtype),
+      numbers=jnp.zeros((*axes, self.numbers.input_size + self.slots_width), self.config.dtype),
       transition=jnp.zeros((*axes, self.previous_size + self.recalled_size), self.config.dtype),
       recalled=jnp.zeros((*axes, self.recalled_size), self.config.dtype),
     )
@@ -173,12 +207,13 @@ class Networks:
       'reward': head(config.num_bins, 0.0),
       'continue': head(1, 1.0),
     }
-    if self.numbers.size:
+    if self.embedding_size:
       modules['encoder'] = mlp(config.encoder_layers, raw=True)
+    if self.numbers.size:
       modules['decoder'] = mlp(config.encoder_layers, self.numbers.num_outputs)
       modules[CHANGE] = mlp(1, 2 * self.numbers.num_changes)
-    if self.codec.image_specs:
-      shapes = tuple(spec.shape for spec in self.codec.image_specs)
+    if self.cnn_specs:
+      shapes = tuple(spec.shape for spec in self.cnn_specs)
       channels = config.image_channels
       modules['image_encoder'] = networks.Encoder(mlp(1), channels)
       modules['image_decoder'] = networks.Decoder(mlp(1, 0), channels, shapes)
@@ -195,7 +230,7 @@ class Networks:
     numbers = features.numbers
     inputs = {
       'encoder': (numbers,),
-      'image_encoder': (zeros(0), *(zeros(*spec.shape) for spec in self.codec.image_specs)),
+      'image_encoder': (zeros(0), *(zeros(*spec.shape) for spec in self.cnn_specs)),
       'prior': (zeros(state + self.previous_size),),
       CHANGE: (zeros(state + self.previous_size),),
       'decoder': (belief,),
@@ -206,7 +241,8 @@ class Networks:
   def init(self, key: chex.PRNGKey, others: Mapping[str, tuple[nn.Module, Any]]) -> Tree:
     """Initial parameters by network, float32; parameters of MEMBERS, the ensemble, have a leading axis K.
 
-    Under the key STATISTICS: `numbers.initial_statistics`; under AVERAGE_CHANGE a copy of CHANGE.
+    Under the key STATISTICS: `numbers.initial_statistics`; under AVERAGE_CHANGE a copy of CHANGE; under
+    `slots.NAME` what `Slots.init` gives, if there are slots.
 
     Args:
       key: PRNG key.
@@ -214,7 +250,7 @@ class Networks:
     """
     modules = {name: (module, self._inputs(name)) for name, module in self.modules.items()}
     modules |= others
-    names = ('recurrence', 'posterior', *modules)
+    names = ('recurrence', 'posterior', *modules, *([slots_lib.NAME] if self.slots else []))
     keys = dict(zip(names, jax.random.split(key, len(names)), strict=True))
     params = self._initial_cell(keys['recurrence'], keys['posterior'])
     for name, (module, inputs) in modules.items():
@@ -223,6 +259,8 @@ class Networks:
         params[name] = jax.vmap(init)(jax.random.split(keys[name], self.config.ensemble_size))
       else:
         params[name] = init(keys[name])
+    if self.slots:
+      params[slots_lib.NAME] = self.slots.init(keys[slots_lib.NAME])
     if CHANGE in params:
       params[AVERAGE_CHANGE] = jax.tree.map(jnp.copy, params[CHANGE])
     return params | {STATISTICS: self.numbers.initial_statistics()}

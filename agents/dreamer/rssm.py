@@ -19,7 +19,8 @@ too, and latents carry the rest.
 
 CNNs encode and decode images, which are not part of the state: see `networks.Encoder`. Only then do
 sequence model and heads read z. Else x_t is the whole observation, and z_t would only add noise, which
-makes an observation of long ago harder to remember.
+makes an observation of long ago harder to remember. With slots an image is part of the state, too: they
+are to it as x_t to the numbers, observed or imagined. See `slots`.
 """
 
 import dataclasses
@@ -35,6 +36,7 @@ from hephaestus.agents import experience, kernels, networks
 from hephaestus.agents.dreamer import memory as memory_lib
 from hephaestus.agents.dreamer import modules
 from hephaestus.agents.dreamer import numbers as numbers_lib
+from hephaestus.agents.dreamer import slots as slots_lib
 
 Tree = Any
 FIRST = int(dm_env.StepType.FIRST)
@@ -52,12 +54,14 @@ class Latent(NamedTuple):
     numbers: [..., F] float32 x_t, observed or imagined; see `numbers.Numbers`.
     recalled: [..., R] float32, see `EpisodicMemory.recalled`, read at the step, in imagination at the start
       of the rollout; None without an episodic memory, and in a stored state.
+    slots: [..., S D] in the compute dtype, slots of the image, observed or imagined; None without slots.
   """
 
   deterministic: jax.Array
   stochastic: jax.Array
   numbers: jax.Array
   recalled: jax.Array | None = None
+  slots: jax.Array | None = None
 
 
 class Recurrent(NamedTuple):
@@ -158,11 +162,28 @@ class RSSM:
 
   # The five equations.
 
-  def encoder(self, params: Tree, observation: Tree) -> tuple[jax.Array, jax.Array]:
-    """The numbers x_t of observations, [..., F], and [e_t, image features], [..., encoded]."""
+  def perceive(
+    self, params: Tree, observation: Tree, before: jax.Array | None, first: jax.Array
+  ) -> jax.Array | None:
+    """The slots of observed steps [T, B, ...], [T, B, S D], after slots [B, S D]; None without slots."""
+    if self.networks.slots is None or before is None:
+      return None
+    _, image = self.networks.codec.encode(observation)
+    return self.networks.slots.observe(params[slots_lib.NAME], image, before, first)[0]
+
+  def encoder(
+    self, params: Tree, observation: Tree, slots: jax.Array | None = None
+  ) -> tuple[jax.Array, jax.Array]:
+    """The numbers x_t of observations, [..., F], and [e_t, image features], [..., encoded].
+
+    Args:
+      params: parameters of the world model.
+      observation: tree of [..., *shape] arrays.
+      slots: [..., S D], from `perceive`.
+    """
     numbers = self.networks.numbers.read(observation)
-    parts = [self.embed(params, numbers)]
-    if self.networks.codec.image_specs:
+    parts = [self.embed(params, numbers, slots)]
+    if self.networks.cnn_specs:
       _, *images = self.networks.codec.encode(observation)
       parts.append(self.networks.apply(params, 'image_encoder', numbers[..., :0], *images))
     return numbers, jnp.concatenate(parts, axis=-1)
@@ -235,17 +256,43 @@ class RSSM:
   def decoder(
     self, params: Tree, latent: Latent, previous: jax.Array
   ) -> tuple[jax.Array, list[jax.Array]]:
-    """Outputs for `Numbers.predict`, [..., outputs], and images, [..., H, W, C] each; float32."""
-    inputs = jnp.concatenate([latent.deterministic, latent.stochastic, previous], axis=-1)
+    """Outputs for `Numbers.predict`, [..., outputs], and images, [..., H, W, C] each; float32.
+
+    An image of slots is painted from the slots of the latent, if it has them.
+    """
+    inputs = self._decoded(latent, previous)
     outputs, images = jnp.zeros((*inputs.shape[:-1], 0)), []
     if self.networks.numbers.size:
       outputs = self.networks.apply(params, 'decoder', inputs).astype(jnp.float32)
-    if self.networks.codec.image_specs:
+    if latent.slots is not None:
+      images = [self.paint(params, latent)[0]]
+    elif self.networks.cnn_specs:
       pixels = self.networks.apply(params, 'image_decoder', inputs).astype(jnp.float32)
       shapes = [spec.shape for spec in self.networks.codec.image_specs]
       parts = jnp.split(pixels, np.cumsum([np.prod(shape) for shape in shapes])[:-1], axis=-1)
       images = [x.reshape(*x.shape[:-1], *shape) for x, shape in zip(parts, shapes, strict=True)]
     return outputs, images
+
+  def paint(self, params: Tree, latent: Latent) -> tuple[jax.Array, jax.Array]:
+    """The image and the masks of the latent's slots, which there must be; see `Slots.paint`."""
+    assert self.networks.slots is not None and latent.slots is not None
+    return self.networks.slots.paint(params[slots_lib.NAME], latent.slots)
+
+  def follow(
+    self, params: Tree, before: jax.Array | None, latent: Latent, previous: jax.Array
+  ) -> jax.Array | None:
+    """The slots of a step as predicted, [..., S D], whatever the slots of its latent; None without slots.
+
+    Args:
+      params: parameters of the world model.
+      before: [..., S D], slots of the step before.
+      latent: [..., H] and [..., Z] of the step.
+      previous: [..., C], inputs of the transition to the step.
+    """
+    if self.networks.slots is None or before is None:
+      return None
+    context = self._decoded(latent, previous)
+    return self.networks.slots.imagine(params[slots_lib.NAME], before, context)
 
   # Inputs of the equations.
 
@@ -256,6 +303,7 @@ class RSSM:
       deterministic=jnp.zeros((batch, sizes.config.deterministic_size), self.dtype),
       stochastic=jnp.zeros((batch, sizes.latent_size), self.dtype),
       numbers=jnp.zeros((batch, sizes.numbers.size), jnp.float32),
+      slots=jnp.zeros((batch, sizes.slots_width), self.dtype) if sizes.slots else None,
     )
     return Recurrent(latent, jnp.zeros((batch, sizes.actions.size), jnp.float32))
 
@@ -284,11 +332,11 @@ class RSSM:
       'belief': posterior['output'],
     }
 
-  def embed(self, params: Tree, numbers: jax.Array) -> jax.Array:
-    """The embedding e, [..., E], of [..., F] numbers."""
+  def embed(self, params: Tree, numbers: jax.Array, slots: jax.Array | None = None) -> jax.Array:
+    """The embedding e, [..., E], of [..., F] numbers and [..., S D] slots."""
     if not self.networks.embedding_size:
       return jnp.zeros((*numbers.shape[:-1], 0), self.dtype)
-    return self.networks.apply(params, 'encoder', self.read(params, numbers))
+    return self.networks.apply(params, 'encoder', self.read(params, numbers, slots))
 
   def features(
     self, params: Tree, latent: Latent, previous: jax.Array, before: jax.Array | None = None
@@ -307,7 +355,7 @@ class RSSM:
     before = jnp.zeros_like(recalled) if before is None else before
     return modules.Features(
       state=jnp.concatenate([latent.deterministic, *self._inferred(latent)], axis=-1),
-      numbers=self.read(params, latent.numbers),
+      numbers=self.read(params, latent.numbers, latent.slots),
       transition=jnp.concatenate([previous, before.astype(self.dtype)], axis=-1),
       recalled=recalled.astype(self.dtype),
     )
@@ -335,13 +383,17 @@ class RSSM:
     """
     matrices = self._cast(self.matrices(params))
     latent, action = recurrent = _cleared(recurrent, first)
-    previous = self._previous(action, self.embed(params, latent.numbers), first)
-    numbers, encoded = self.encoder(params, observation)
+    embedding = self.embed(params, latent.numbers, latent.slots)
+    previous = self._previous(action, embedding, first)
+    one_step = jax.tree.map(lambda x: x[None], (observation, first))
+    slots = self.perceive(params, one_step[0], latent.slots, one_step[1])
+    slots = None if slots is None else slots[0]
+    numbers, encoded = self.encoder(params, observation, slots)
     deterministic = self.sequence_model(params, matrices, recurrent, self._embedding(previous))
     belief = self.posterior(params, matrices, deterministic, encoded)
     stochastic = self._sample(belief, noise)
     priors = self.prior(params, deterministic, previous, first)
-    latent = Latent(deterministic, stochastic, numbers, recalled)
+    latent = Latent(deterministic, stochastic, numbers, recalled, slots)
     return Step(latent, self.features(params, latent, previous), previous, belief, priors, first)
 
   def imagine(
@@ -365,7 +417,7 @@ class RSSM:
       novel: the B'' rollouts of which the step has the priors of all members, [K, B'', ...].
     """
     before = recurrent.latent.numbers
-    embedding = self.embed(params, before)
+    embedding = self.embed(params, before, recurrent.latent.slots)
     previous = jnp.concatenate([recurrent.action.astype(self.dtype), embedding], axis=-1)
     deterministic = self.sequence_model(params, self._cast(matrices), recurrent, embedding)
     known = jnp.concatenate([deterministic, previous], axis=-1)
@@ -379,7 +431,8 @@ class RSSM:
     imagined = self._imagined_numbers(
       params, latent, previous, None if noise is None else noise.numbers
     )
-    latent = latent._replace(numbers=imagined)
+    slots = self.follow(params, recurrent.latent.slots, latent, previous)
+    latent = latent._replace(numbers=imagined, slots=slots)
     features = self.features(params, latent, previous, recurrent.latent.recalled)
     priors = self._prior(params, outputs[:, novel], known[novel])
     return Step(latent, features, previous, followed, priors, jnp.zeros(batch, bool))
@@ -408,13 +461,14 @@ class RSSM:
     if self.networks.config.stored_state:
       initial = jax.tree.map(lambda x, like: x.astype(like.dtype), sequence.initial_state, initial)
 
-    numbers, encoded = self.encoder(params, sequence.observation)
+    slots = self.perceive(params, sequence.observation, initial.latent.slots, first)
+    numbers, encoded = self.encoder(params, sequence.observation, slots)
     embedding = encoded[..., : self.networks.embedding_size]
     action = self.networks.actions.encode(sequence.action)
     shifted = lambda before, x: jnp.concatenate([before[None], x[:-1]])
     previous = self._previous(
       shifted(initial.action, action),
-      shifted(self.embed(params, initial.latent.numbers), embedding),
+      shifted(self.embed(params, initial.latent.numbers, initial.latent.slots), embedding),
       first,
     )
     known = {'recurrence': self._embedding(previous), 'posterior': encoded}
@@ -427,6 +481,9 @@ class RSSM:
       latent = Latent(deterministic, self._sample(belief, noise), numbers)
       return Recurrent(latent, action), (latent, belief)
 
+    initial = initial._replace(
+      latent=initial.latent._replace(slots=None)
+    )  # observed before the loop
     _, (latent, belief) = kernels.scan(
       step,
       min(UNROLL, num_steps),
@@ -437,7 +494,7 @@ class RSSM:
       initial,
       (action, numbers, first, noise),
     )
-    latent = latent._replace(recalled=recalled)
+    latent = latent._replace(recalled=recalled, slots=slots)
     return Step(
       latent=latent,
       features=self.features(params, latent, previous, memory_lib.before(recalled, first)),
@@ -452,6 +509,10 @@ class RSSM:
     """[..., C], inputs of the transition to a step; zeros at FIRST."""
     previous = jnp.concatenate([action.astype(self.dtype), embedding], axis=-1)
     return jnp.where(first[..., None], 0, previous).astype(self.dtype)
+
+  def _decoded(self, latent: Latent, previous: jax.Array) -> jax.Array:
+    """Inputs of whatever predicts an observation from the model's belief, [..., H + Z + C]."""
+    return jnp.concatenate([latent.deterministic, latent.stochastic, previous], axis=-1)
 
   def _embedding(self, previous: jax.Array) -> jax.Array:
     """e_{t-1}, [..., E], of the inputs of a transition, [..., C]."""
@@ -515,10 +576,20 @@ class RSSM:
       return numbers.expected(predicted, before, statistics)
     return numbers.sample(predicted, before, statistics, noise)
 
-  def read(self, params: Tree, numbers: jax.Array) -> jax.Array:
-    """Inputs of a network from [..., F] numbers, [..., input_size] in the compute dtype."""
+  def read(self, params: Tree, numbers: jax.Array, slots: jax.Array | None = None) -> jax.Array:
+    """Inputs of a network from numbers and slots, in the compute dtype.
+
+    Args:
+      params: parameters of the world model.
+      numbers: [..., F].
+      slots: [..., S D]; None without slots.
+
+    Returns:
+      [..., I + S D], with I the `Numbers.input_size`.
+    """
     statistics = jax.lax.stop_gradient(params[modules.STATISTICS])
-    return self.networks.numbers.inputs(numbers, statistics).astype(self.dtype)
+    inputs = self.networks.numbers.inputs(numbers, statistics).astype(self.dtype)
+    return inputs if slots is None else jnp.concatenate([inputs, slots], axis=-1)
 
 
 def _cleared(recurrent: Recurrent, first: jax.Array) -> Recurrent:

@@ -1,6 +1,16 @@
-"""Slots: an image encoded as a set of vectors, ideally one for each object.
+"""Slots: an image as a set of vectors, ideally one for each object, which the world model's state holds.
 
-The world model does not read them yet: docs/cognition.md has the results of slots without an agent.
+    observed     s_t = attention(image_t, norm(s_{t-1} + start)),  with s_{t-1} = 0 at FIRST
+    imagined     s_t = norm(s_{t-1} + cell(s_{t-1}, mean of the other slots, start, c_t)),  one cell for all
+    image        sum over slots( mask colour ),  masks and colours = painter(s_t)
+
+with c_t the inputs of the decoder: h_t, z_t and the inputs of the transition. The painter is the image's
+likelihood, so slots are perceived for the image, and not for their own prediction: no gradient of the cell's
+error reaches them, and what the cell cannot predict, z_t learns to tell it.
+
+Each slot has a learned start, which also keeps slots apart that would else become equal from step to step.
+A slot is a vector of D numbers of mean 0 and variance 1 over D. States hold S slots in their fixed order,
+flattened, [..., S D]; zeros are a cleared state.
 """
 
 import dataclasses
@@ -11,85 +21,96 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hephaestus.agents import networks
+from hephaestus.agents import kernels, networks
+
+Tree = Any
+NAME = 'slots'  # of their parameters in the world model's
+LARGEST_GRID = 16  # tokens along a side of an image
+PAINTED = 4
+"""Steps of a sequence whose images are painted in a loss: a painter takes most of the time of slots."""
 
 
-class SlotAttention(nn.Module):
-  """Slot attention: slots compete for the tokens of an image in rounds of attention.
+def unit(slots: jax.Array, dtype: Any) -> jax.Array:
+  """Slots [..., D] of mean 0 and variance 1 over D, so that their scale tells nothing and does not drift."""
+  size = slots.shape[-1]
+  return kernels.normalise(slots, jnp.ones(size), jnp.zeros(size)).astype(dtype)
 
-    a = softmax over slots( k q / sqrt(D) )      w = (a + 1e-8) / sum over tokens( a + 1e-8 )
-    s <- GRU( sum over tokens( w v ), s )        s <- s + MLP( s )
 
-  Locatello et al. (2020), "Object-centric learning with slot attention", algorithm 1. Gradients pass
-  only the last round, as at a fixed point of the rounds: Jia et al. (2023), "Improving object-centric
-  learning with query optimization". With gradients through all rounds, slots hardly separate sprites.
+def weights_of(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Shares of slots in tokens, and weights of tokens in slots, float32.
 
-  Attributes:
-    num_rounds: rounds of attention for each image.
-    hidden_size: width of the MLP's hidden layer.
+    a = softmax over slots( logits )      w = (a + 1e-8) / sum over tokens( a + 1e-8 )
+
+  Args:
+    logits: [..., S, N] of slots and tokens.
+
+  Returns:
+    a [..., S, N], which sums to 1 over S, and w [..., S, N], which sums to 1 over N.
   """
-
-  num_rounds: int
-  hidden_size: int
-
-  @nn.compact
-  def __call__(self, tokens: jax.Array, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Updates slots with the tokens of an image.
-
-    Args:
-      tokens: [..., T, D].
-      slots: [..., S, D].
-
-    Returns:
-      The slots [..., S, D] after all rounds, and the attention a of the last round, [..., S, T].
-    """
-    size, start = slots.shape[-1], slots
-    dense = lambda name: networks.Dense(size, use_bias=False, name=name)
-    tokens = networks.LayerNorm(name='read')(tokens)
-    keys, values = dense('key')(tokens), dense('value')(tokens)
-    query, norm, cell = (
-      dense('query'),
-      networks.LayerNorm(name='ask'),
-      nn.GRUCell(size, name='cell'),
-    )
-    refine = networks.MLP(
-      self.hidden_size, 1, size, activation='relu', layer_norm=False, name='mlp'
-    )
-    before = networks.LayerNorm(name='refine')
-    shares = jnp.zeros(())
-    for left in reversed(range(self.num_rounds)):
-      if not left:  # where slots start is still learned
-        slots = jax.lax.stop_gradient(slots) + (start - jax.lax.stop_gradient(start))
-      logits = jnp.einsum('...sd,...td->...st', query(norm(slots)), keys) * size**-0.5
-      shares = jax.nn.softmax(logits, axis=-2)
-      weights = (shares + 1e-8) / jnp.sum(shares + 1e-8, axis=-1, keepdims=True)
-      slots, _ = cell(slots, jnp.einsum('...st,...td->...sd', weights, values))
-      slots = slots + refine(before(slots))
-    return slots, shares
+  shares = jax.nn.softmax(logits.astype(jnp.float32), axis=-2)
+  return shares, (shares + 1e-8) / jnp.sum(shares + 1e-8, axis=-1, keepdims=True)
 
 
 class Tokens(nn.Module):
-  """A CNN of stride 2 with embedded positions: image [..., H, W, C] to tokens [..., H W / 4, D].
+  """A CNN with embedded positions: image [..., H, W, C] to tokens [..., N, D], a grid row by row.
+
+  Each convolution of stride 2 halves the sides, of which odd ones are rounded up, until they are at most
+  LARGEST_GRID; there is at least one.
 
   Attributes:
     size: D, width of the tokens.
-    num_layers: number of convolutions.
+    dtype: dtype of the computation.
   """
 
   size: int
-  num_layers: int = 2
+  dtype: Any
 
   @nn.compact
   def __call__(self, image: jax.Array) -> jax.Array:
     *axes, height, width, depth = image.shape
-    x = image.reshape(-1, height, width, depth)
-    x = nn.relu(nn.Conv(self.size, (4, 4), strides=(2, 2))(x))
-    height, width = height // 2, width // 2
-    for _ in range(self.num_layers - 1):
-      x = nn.relu(nn.Conv(self.size, (3, 3))(x))
-    x = x + networks.Dense(self.size)(places(height, width))
-    x = networks.LayerNorm()(x.reshape(*axes, height * width, self.size))
-    return networks.MLP(self.size, 1, self.size, activation='relu', layer_norm=False)(x)
+    x = image.reshape(-1, height, width, depth).astype(self.dtype)
+    while x.shape[1:3] == (height, width) or max(x.shape[1:3]) > LARGEST_GRID:
+      x = nn.relu(nn.Conv(self.size, (4, 4), strides=(2, 2), dtype=self.dtype)(x))
+    x = nn.relu(nn.Conv(self.size, (3, 3), dtype=self.dtype)(x))
+    x = x + networks.Dense(self.size, dtype=self.dtype)(places(*x.shape[1:3]))
+    x = networks.LayerNorm(dtype=self.dtype)(x.reshape(*axes, -1, self.size))
+    mlp = networks.MLP(
+      self.size, 1, self.size, activation='relu', layer_norm=False, dtype=self.dtype
+    )
+    return networks.LayerNorm(dtype=self.dtype)(mlp(x))
+
+
+class Attention(nn.Module):
+  """A round of slot attention, in which slots compete for the tokens of an image.
+
+    a, w = `weights_of`( k q / sqrt(D) )
+    s <- GRU( sum over tokens( w v ), s )        s <- norm( s + MLP( s ) )
+
+  Locatello et al. (2020), "Object-centric learning with slot attention", algorithm 1.
+
+  Attributes:
+    hidden_size: width of the MLP's hidden layer.
+    dtype: dtype of the computation; softmax and sums over tokens are in float32.
+  """
+
+  hidden_size: int
+  dtype: Any
+
+  @nn.compact
+  def __call__(self, tokens: jax.Array, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Slots [..., S, D] after a round of attention to tokens [..., N, D]; and a, [..., S, N] float32."""
+    size = slots.shape[-1]
+    dense = lambda name: networks.Dense(size, use_bias=False, dtype=self.dtype, name=name)
+    keys, values, queries = dense('key')(tokens), dense('value')(tokens), dense('query')(slots)
+    product = lambda form, *x: jnp.einsum(form, *x, preferred_element_type=jnp.float32)
+    shares, weights = weights_of(product('...sd,...nd->...sn', queries, keys) * size**-0.5)
+    update = product('...sn,...nd->...sd', weights.astype(self.dtype), values)
+    slots, _ = nn.GRUCell(size, dtype=self.dtype, name='cell')(slots, update.astype(self.dtype))
+    mlp = networks.MLP(
+      self.hidden_size, 1, size, activation='relu', layer_norm=False, dtype=self.dtype, name='mlp'
+    )
+    before = networks.LayerNorm(dtype=self.dtype, name='refine')
+    return unit(slots + mlp(before(slots)), self.dtype), shares
 
 
 class Painter(nn.Module):
@@ -100,19 +121,46 @@ class Painter(nn.Module):
   Attributes:
     shape: (H, W, C) of the image.
     hidden_size: width of the MLP's hidden layers.
+    dtype: dtype of the computation.
   """
 
   shape: tuple[int, int, int]
   hidden_size: int
+  dtype: Any
 
   @nn.compact
   def __call__(self, slots: jax.Array) -> jax.Array:
     height, width, depth = self.shape
-    at = networks.Dense(self.hidden_size, name='place')(places(height, width))
-    x = networks.Dense(self.hidden_size, use_bias=False, name='slot')(slots)
+    dense = lambda name, size, **how: networks.Dense(size, dtype=self.dtype, name=name, **how)
+    at = dense('place', self.hidden_size)(places(height, width))
+    x = dense('slot', self.hidden_size, use_bias=False)(slots)
     x = nn.relu(x[..., None, None, :] + at)
-    x = nn.relu(networks.Dense(self.hidden_size, name='hidden')(x))
-    return networks.Dense(depth + 1, name='paint')(x)
+    x = nn.relu(dense('hidden', self.hidden_size)(x))
+    return dense('paint', depth + 1)(x)
+
+
+class Cell(nn.Module):
+  """Slots one step later, by one MLP of a slot, its start, the mean of the others, and the model's state.
+
+  Attributes:
+    hidden_size: width of the MLP's hidden layer.
+    dtype: dtype of the computation.
+  """
+
+  hidden_size: int
+  dtype: Any
+
+  @nn.compact
+  def __call__(self, slots: jax.Array, start: jax.Array, context: jax.Array) -> jax.Array:
+    """Slots [..., S, D] after slots [..., S, D] that started as [S, D], in a context [..., F]."""
+    dense = lambda name, size, **how: networks.Dense(size, dtype=self.dtype, name=name, **how)
+    others = (slots.sum(axis=-2, keepdims=True) - slots) / max(1, slots.shape[-2] - 1)
+    x = dense('slot', self.hidden_size, use_bias=False)(
+      slots, others, jnp.broadcast_to(start, slots.shape)
+    )
+    x = x + dense('context', self.hidden_size)(context)[..., None, :]
+    x = kernels.silu(networks.LayerNorm(dtype=self.dtype, name='norm')(x))
+    return unit(slots + dense('change', slots.shape[-1])(x), self.dtype)
 
 
 def places(height: int, width: int) -> jax.Array:
@@ -124,86 +172,118 @@ def places(height: int, width: int) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Slots:
-  """Slots of an image, carried over time.
+  """Slots of an image, observed or imagined; it holds no arrays, and its methods are pure.
 
   Attributes:
-    shape: (H, W, C) of the image; H and W are even.
+    shape: (H, W, C) of the image.
     num_slots: S, number of slots.
     size: D, width of a slot.
-    hidden_size: width of the hidden layers of attention and decoder.
+    context_size: F, width of the model's state that the cell reads.
+    cell_size: width of the cell's hidden layer.
+    dtype: compute dtype, also of slots.
     num_rounds: rounds of attention at each step.
   """
 
   shape: tuple[int, int, int]
-  num_slots: int = 8
-  size: int = 32
-  hidden_size: int = 32
-  num_rounds: int = 3
+  num_slots: int
+  size: int
+  context_size: int
+  cell_size: int
+  dtype: Any = jnp.float32
+  num_rounds: int = 2
+
+  @property
+  def width(self) -> int:
+    """S D, width of all slots of a state."""
+    return self.num_slots * self.size
 
   @property
   def _modules(self) -> dict[str, nn.Module]:
     return {
-      'tokens': Tokens(self.size),
-      'attention': SlotAttention(self.num_rounds, self.hidden_size),
-      'painter': Painter(self.shape, self.hidden_size),
+      'tokens': Tokens(self.size, self.dtype),
+      'attention': Attention(self.size, self.dtype),
+      'painter': Painter(self.shape, self.size, self.dtype),
+      'cell': Cell(self.cell_size, self.dtype),
     }
 
-  def init(self, key: jax.Array) -> Any:
-    """Initial parameters, float32, by network; and `start`, the slots at the beginning, [S, D]."""
-    keys = dict(zip((*self._modules, 'start'), jax.random.split(key, 4), strict=True))
-    slots, image = jnp.zeros((1, self.num_slots, self.size)), jnp.zeros((1, *self.shape))
-    tokens = jnp.zeros((1, self.shape[0] // 2 * (self.shape[1] // 2), self.size))
-    inputs = {'tokens': (image,), 'attention': (tokens, slots), 'painter': (slots,)}
+  def init(self, key: jax.Array) -> Tree:
+    """Initial parameters, float32, by network; and `start`, [S, D], the start of each slot."""
+    keys = dict(zip((*self._modules, 'start'), jax.random.split(key, 5), strict=True))
+    slots, token = jnp.zeros((1, self.num_slots, self.size)), jnp.zeros((1, 1, self.size))
+    inputs = {
+      'tokens': (jnp.zeros((1, *self.shape)),),
+      'attention': (token, slots),
+      'painter': (slots,),
+      'cell': (slots, slots, jnp.zeros((1, self.context_size))),
+    }
     params = {
       name: module.init(keys[name], *inputs[name])['params']
       for name, module in self._modules.items()
     }
     return params | {'start': jax.random.normal(keys['start'], (self.num_slots, self.size))}
 
+  def _apply(self, params: Tree, name: str, *inputs: jax.Array) -> Any:
+    return networks.apply(self._modules[name], params[name], *inputs)
+
+  def _split(self, slots: jax.Array) -> jax.Array:
+    return slots.reshape(*slots.shape[:-1], self.num_slots, self.size)
+
+  def _join(self, slots: jax.Array) -> jax.Array:
+    return slots.reshape(*slots.shape[:-2], self.width)
+
   def observe(
-    self, params: Any, images: jax.Array, first: jax.Array
+    self, params: Tree, images: jax.Array, before: jax.Array, first: jax.Array
   ) -> tuple[jax.Array, jax.Array]:
-    """Encodes sequences of images as slots, which are carried from step to step.
+    """Slots of sequences of images, carried from step to step.
+
+    Gradients pass only the last round of a step, as at a fixed point of the rounds, and neither earlier
+    rounds nor the steps before: Jia et al. (2023), "Improving object-centric learning with query
+    optimization". With gradients through all rounds, slots hardly separated sprites. So the loop over
+    steps has no gradient, and the last round is computed once more, at all steps at once.
 
     Args:
       params: parameters as from `init`.
-      images: [T, B, H, W, C] float32 in [-0.5, 0.5].
-      first: [T, B] bool, steps that begin an episode, at which slots are reset to `start`.
+      images: [T, B, H, W, C] float32, as a codec encodes them.
+      before: [B, S D], slots of the step before, or zeros.
+      first: [T, B] bool, steps that begin an episode.
 
     Returns:
-      The slots, [T, B, S, D], and their attention, the share of each slot in each token,
-      [T, B, S, H W / 4].
+      The slots, [T, B, S D], and their attention, the share of each slot in each token, [T, B, S, N]
+      float32.
     """
-    tokens = networks.apply(self._modules['tokens'], params['tokens'], images)
-    start = jnp.broadcast_to(params['start'], (*images.shape[1:2], self.num_slots, self.size))
+    tokens = self._apply(params, 'tokens', images)
+    frozen = jax.lax.stop_gradient(params)
 
     def step(slots, inputs):
       tokens, first = inputs
-      slots = jnp.where(first[:, None, None], start, slots)
-      outputs: Any = networks.apply(self._modules['attention'], params['attention'], tokens, slots)
-      return outputs[0], outputs
+      carried = jnp.where(first[:, None, None], 0, slots)
+      slots = last = unit(carried + frozen['start'], self.dtype)
+      for _ in range(self.num_rounds):
+        last, (slots, _) = slots, self._apply(frozen, 'attention', tokens, slots)
+      return slots, last
 
-    _, (slots, shares) = jax.lax.scan(step, start, (tokens, first))
-    return slots, shares
+    before = self._split(before).astype(self.dtype)
+    before, inputs = jax.lax.stop_gradient((before, (tokens, first)))
+    _, slots = jax.lax.scan(step, before, inputs)
+    start = params['start'].astype(self.dtype)
+    slots += start - jax.lax.stop_gradient(
+      start
+    )  # where slots start is learned as if by the last round
+    slots, shares = self._apply(params, 'attention', tokens, slots)
+    return self._join(slots), shares
 
-  def paint(self, params: Any, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Decodes [..., S, D] slots to an image [..., H, W, C] and masks [..., S, H, W] of sum 1 over slots."""
-    painted = networks.apply(self._modules['painter'], params['painter'], slots)
-    masks = jax.nn.softmax(painted[..., -1], axis=-3)
-    return jnp.sum(masks[..., None] * painted[..., :-1], axis=-4), masks
+  def imagine(self, params: Tree, before: jax.Array, context: jax.Array) -> jax.Array:
+    """Slots [..., S D] one step after slots [..., S D], in a context [..., F]."""
+    start = jax.lax.stop_gradient(params['start'])
+    return self._join(self._apply(params, 'cell', self._split(before), start, context))
 
-  def loss(self, params: Any, images: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Squared error of images reconstructed from their slots.
-
-    Args:
-      params: parameters as from `init`.
-      images: [T, B, H, W, C] float32 in [-0.5, 0.5].
-      first: [T, B] bool, where an episode begins.
+  def paint(self, params: Tree, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Decodes slots [..., S D] to an image and masks, float32.
 
     Returns:
-      The loss, [] float32, summed over H, W and C and averaged over T and B; and the masks,
-      [T, B, S, H, W].
+      The image, [..., H, W, C], outputs of a decoder as a codec reads them; and the masks, the share of
+      each slot in each pixel, [..., S, H, W].
     """
-    slots, _ = self.observe(params, images, first)
-    painted, masks = self.paint(params, slots)
-    return jnp.mean(jnp.sum(jnp.square(painted - images), axis=(-3, -2, -1))), masks
+    painted = self._apply(params, 'painter', self._split(slots)).astype(jnp.float32)
+    masks = jax.nn.softmax(painted[..., -1], axis=-3)
+    return jnp.sum(masks[..., None] * painted[..., :-1], axis=-4), masks

@@ -18,6 +18,7 @@ from hephaestus.agents.dreamer import memory as memory_lib
 from hephaestus.agents.dreamer import modules
 from hephaestus.agents.dreamer import numbers as numbers_lib
 from hephaestus.agents.dreamer import rssm as rssm_lib
+from hephaestus.agents.dreamer import slots as slots_lib
 from hephaestus.agents.dreamer.rewards import novelty as novelty_lib
 from hephaestus.agents.dreamer.rewards import registry
 from hephaestus.agents.dreamer.rewards import reward as reward_lib
@@ -256,7 +257,8 @@ class WorldModel:
     of_rewards = [
       each.loss(params, keys, posterior, sequence, expected) for each in self.rewards.values()
     ]
-    loss += value_loss(features) + sum(own_loss for own_loss, _ in of_rewards)
+    slots_loss, slots_metrics = self._slots_loss(params, keys, posterior, sequence)
+    loss += value_loss(features) + sum(own_loss for own_loss, _ in of_rewards) + slots_loss
     metrics = {
       'loss': loss,
       'reconstruction': reconstruction.mean(),
@@ -268,6 +270,7 @@ class WorldModel:
       # A mean over all steps, since devices average it without their counts of other than FIRST.
       'kl_after_first': jnp.where(posterior.first, 0.0, dynamics_kl).mean(),
       **{name: x for _, own_metrics in of_rewards for name, x in own_metrics.items()},
+      **{f'{slots_lib.NAME}/{name}': x for name, x in slots_metrics.items()},
     }
     stop = jax.lax.stop_gradient
     return loss, (*stop((posterior, rewards.mean(), moments | change_moments)), metrics)
@@ -317,12 +320,49 @@ class WorldModel:
     before = _numbers_before(observed, sequence)
     predicted = numbers.predict(outputs, before, ~posterior.first, statistics)
     loss, error = numbers.loss(predicted, observed, statistics)
-    _, *images = codec.encode(sequence.observation)
+    if self.networks.cnn_specs:
+      _, *images = codec.encode(sequence.observation)
+      loss += codec.image_loss(decoded, images)
     return (
-      loss + codec.image_loss(decoded, images),
+      loss,
       numbers.moments(observed, error),
       numbers.expected(predicted, before, statistics),
     )
+
+  def _slots_loss(
+    self, params: Tree, keys: jax.Array, posterior: rssm_lib.Step, sequence: experience.Sequence
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Loss [] of the slots' image and of their prediction, and metrics [] by name; 0 without slots.
+
+    The image of PAINTED random steps of each sequence counts; the error of predicted slots is the squared
+    one, 0 at FIRST, to which no transition leads.
+    """
+    slots = posterior.latent.slots
+    if slots is None:
+      return jnp.zeros(()), {}
+    num_steps, batch = sequence.reward.shape
+    count = min(slots_lib.PAINTED, num_steps)
+    keys = jax.vmap(lambda key: jax.random.fold_in(key, num_steps))(keys)
+    choose = lambda key: jax.random.permutation(key, num_steps)[:count]
+    step = jax.vmap(choose, out_axes=1)(keys)  # [count, B]
+    pick = lambda x: x[step, jnp.arange(batch)]
+    painted, masks = self.rssm.paint(params, posterior.latent._replace(slots=pick(slots)))
+    _, image = self.networks.codec.encode(jax.tree.map(pick, sequence.observation))
+    image_loss = jnp.mean(self.networks.codec.image_loss([painted], [image]))
+
+    stop, follows = jax.lax.stop_gradient, ~posterior.first
+    initial = sequence.initial_state.latent.slots.astype(slots.dtype)
+    before = stop(jnp.concatenate([initial[None], slots[:-1]]))
+    predicted = self.rssm.follow(params, before, posterior.latent, posterior.previous)
+    difference = lambda x: jnp.square(x.astype(jnp.float32) - stop(slots).astype(jnp.float32))
+    error = lambda x: jnp.mean(jnp.where(follows, jnp.sum(difference(x), axis=-1), 0.0))
+    change_error = error(predicted)
+    return image_loss + change_error, {
+      'used': jnp.mean(jnp.sum(jnp.max(masks, axis=(-2, -1)) > 0.5, axis=-1).astype(jnp.float32)),
+      'image': image_loss,
+      'change': error(before) / slots.shape[-1],
+      'change_error': change_error / slots.shape[-1],
+    }
 
   def _continue_loss(
     self, params: Tree, features: modules.Features, sequence: experience.Sequence

@@ -12,10 +12,15 @@ TOLERANCE = 1e-5
 """A share of the largest number of an array; float32 sums in another order."""
 
 
-@pytest.mark.parametrize('env', ['masked', 'pictures'])
-def test_observed_steps_are_those_that_are_inferred(env, make_dreamer, make_params, make_sequence):
+@pytest.mark.parametrize(
+  ('env', 'changes'),
+  [('masked', {}), ('pictures', {}), ('frames', {'slots': 3, 'slot_size': 4})],
+)
+def test_observed_steps_are_those_that_are_inferred(
+  env, changes, make_dreamer, make_params, make_sequence
+):
   """And so are the gradients of all parameters, through all steps."""
-  dreamer = make_dreamer(env)
+  dreamer = make_dreamer(env, **changes)
   model, sequence, params = dreamer.model.rssm, make_sequence(dreamer), make_params(dreamer)
   keys = jax.random.split(jax.random.key(5), sequence.reward.shape[1])
 

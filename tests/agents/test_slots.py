@@ -1,4 +1,4 @@
-"""Slots: they compete for the tokens, are reset with an episode, and paint an image together."""
+"""Slots: they compete for the tokens, paint an image together, and are imagined each by itself."""
 
 import jax
 import jax.numpy as jnp
@@ -6,40 +6,12 @@ import numpy as np
 import optax
 import pytest
 
-from hephaestus.actors.environments import sprites
 from hephaestus.agents.dreamer import slots as slots_lib
 
-SLOTS = slots_lib.Slots((16, 16, 3), num_slots=5, size=16, hidden_size=16)
-
-
-FIRST = np.array([[True, True], [False, True], [False, False]])
-
-
-@pytest.fixture(scope='module')
-def images():
-  """[3, 2, 16, 16, 3] images of the first steps of six episodes."""
-  reset = jax.jit(jax.vmap(sprites.Sprites(num_objects=3).reset))
-  _, timesteps = reset(jax.random.split(jax.random.key(1), 6))
-  images = np.asarray(timesteps.observation).astype(np.float32) / 255 - 0.5
-  return images.reshape(3, 2, 16, 16, 3)
-
-
-@pytest.fixture(scope='module')
-def judge():
-  """(images) -> slots, shares of the attention, masks, and the gradient of the loss."""
-
-  @jax.jit
-  def judge(images):
-    params = SLOTS.init(jax.random.key(0))
-    (_, masks), grads = jax.value_and_grad(SLOTS.loss, has_aux=True)(params, images, FIRST)
-    return *SLOTS.observe(params, images, FIRST), masks, grads
-
-  return lambda images: jax.device_get(judge(images))
-
-
-@pytest.fixture(scope='module')
-def judged(judge, images):
-  return judge(images)
+S, D = 3, 4
+ON = {'slots': S, 'slot_size': D}
+SLOTS = slots_lib.Slots((8, 8, 3), num_slots=4, size=16, context_size=2, cell_size=32)
+SIDE, NUM_STEPS, BATCH = 8, 4, 16
 
 
 def foreground_ari(truth: jax.Array, parts: jax.Array, num_parts: int) -> jax.Array:
@@ -66,31 +38,181 @@ def foreground_ari(truth: jax.Array, parts: jax.Array, num_parts: int) -> jax.Ar
   )
 
 
-def test_slots_compete_for_each_token(judged):
-  slots, shares, *_ = judged
-  assert slots.shape == (3, 2, 5, 16) and shares.shape == (3, 2, 5, 64)
-  np.testing.assert_allclose(np.sum(shares, axis=2), 1, rtol=1e-5)
-  assert np.std(shares, axis=2).min() > 1e-4  # no token is everyone's
-  assert len(np.unique(np.round(slots[0, 0], 4), axis=0)) == 5
+def squares(key):
+  """Two squares, of different colours, in quarters of an image; each step turns them to the next quarter.
+
+  Returns:
+    [T, B, 8, 8, 3] float32 images, and [T, B, 8, 8] int32 parts: 0 is the background.
+  """
+  start, apart = jax.random.randint(key, (2, BATCH), 0, 12)
+  quarter = (start + jnp.arange(NUM_STEPS)[:, None]) % 4
+  place = lambda at: jnp.array([[0, 0], [0, 4], [4, 4], [4, 0]])[at % 4]
+  inside = lambda x: (jnp.arange(SIDE) >= x[..., None]) & (jnp.arange(SIDE) < x[..., None] + 3)
+  at = lambda q: inside(place(q)[..., 0])[..., :, None] & inside(place(q)[..., 1])[..., None, :]
+  parts = jnp.where(at(quarter), 1, jnp.where(at(quarter + 1 + apart % 3), 2, 0))
+  colours = jnp.array([[0, 0, 0], [1, 0.2, 0.2], [0.2, 0.2, 1]]) - 0.5
+  return colours[parts], parts
 
 
-def test_masks_share_each_pixel(judged):
-  _, _, masks, _ = judged
-  assert masks.shape == (3, 2, 5, 16, 16)
-  np.testing.assert_allclose(np.sum(masks, axis=2), 1, rtol=1e-5)
+def trained(key):
+  """Slots after some updates on `squares`.
+
+  Returns:
+    Parts [T, B, 8, 8], masks [T, B, S, 8, 8]; and [T - 1, B, S, ...] slots and masks, imagined from the
+    first step.
+  """
+  first = (jnp.arange(NUM_STEPS) == 0)[:, None] & jnp.ones((1, BATCH), bool)
+  optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(3e-3))
+  imagine = lambda params, slots: SLOTS.imagine(params, slots, jnp.zeros((*slots.shape[:-1], 2)))
+
+  def loss(params, images):
+    slots, _ = SLOTS.observe(params, images, jnp.zeros((BATCH, SLOTS.width)), first)
+    painted, masks = SLOTS.paint(params, slots)
+    before, after = jax.lax.stop_gradient((slots[:-1], slots[1:]))
+    error = jnp.sum(jnp.square(painted - images))
+    error += jnp.sum(jnp.square(imagine(params, before) - after))
+    return error / BATCH, (slots, masks)
+
+  def update(carry, key):
+    params, state = carry
+    grads, _ = jax.grad(loss, has_aux=True)(params, squares(key)[0])
+    changes, state = optimizer.update(grads, state, params)
+    return (optax.apply_updates(params, changes), state), None
+
+  params = SLOTS.init(key)
+  carry = params, optimizer.init(params)
+  (params, _), _ = jax.lax.scan(update, carry, jax.random.split(key, 500))
+  images, parts = squares(jax.random.fold_in(key, 500))
+  _, (slots, masks) = loss(params, images)
+  _, imagined = jax.lax.scan(lambda x, _: 2 * (imagine(params, x),), slots[0], None, NUM_STEPS - 1)
+  _, imagined_masks = SLOTS.paint(params, imagined)
+  return parts, masks, imagined.reshape(*imagined.shape[:-1], 4, 16), imagined_masks
 
 
-def test_slots_are_carried_and_cleared_where_an_episode_begins(judge, images, judged):
-  slots, *_ = judged
-  after_another_step, *_ = judge(np.concatenate([images[2:], images[1:]]))
-  np.testing.assert_array_equal(slots[1:, 1], after_another_step[1:, 1])
-  assert np.abs(slots[1, 0] - after_another_step[1, 0]).max() > 1e-3  # remembers the step before
+def score(masks, parts):
+  """Mean `foreground_ari` of [..., S, H, W] masks."""
+  flat = lambda x: x.reshape(*x.shape[:-2], -1)
+  found = foreground_ari(flat(parts), flat(jnp.argmax(masks, axis=-3)), num_parts=6)
+  return float(jnp.mean(found))
 
 
-def test_every_parameter_has_a_gradient(judged):
-  *_, grads = judged
-  for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
+def least_distance(slots):
+  """Least distance of two of [..., S, D] slots of one state."""
+  distance = np.linalg.norm(slots[..., :, None, :] - slots[..., None, :, :], axis=-1)
+  return distance[..., ~np.eye(slots.shape[-2], dtype=bool)].min()
+
+
+@pytest.fixture(scope='module')
+def dreamer(make_dreamer):
+  return make_dreamer('frames', **ON)
+
+
+@pytest.fixture(scope='module')
+def replayed(dreamer, make_params, make_sequence):
+  """Slots [T, B, S, D], observed and imagined from the step before, and gradients of losses by the slots."""
+  model, params, sequence = dreamer.model, make_params(dreamer), make_sequence(dreamer)
+  keys = jax.random.split(jax.random.key(5), sequence.reward.shape[1])
+
+  def replay(world, sequence):
+    return model.replay(params | {'world_model': world}, keys, sequence)
+
+  def reward(world, sequence):
+    features = replay(world, sequence).features
+    return jnp.sum(model.reward(jax.lax.stop_gradient(world), features).log_prob(sequence.reward))
+
+  def whole(world, sequence):
+    return model.loss(world, keys, sequence)[0]
+
+  @jax.jit
+  def run(world, sequence):
+    steps = replay(world, sequence)
+    slots = steps.latent.slots
+    imagined = slots
+    for _ in range(5):
+      imagined = model.rssm.follow(world, imagined, steps.latent, steps.previous)
+    split = lambda x: x.reshape(*x.shape[:-1], S, D)
+    grads = [jax.grad(loss)(world, sequence)['slots'] for loss in (reward, whole)]
+    return split(slots), split(imagined), grads, steps.features.numbers
+
+  return lambda changed=sequence: jax.device_get(run(params['world_model'], changed))
+
+
+def test_slots_share_tokens_and_average_over_them():
+  logits = np.random.default_rng(0).normal(size=(2, 3, 5)).astype(np.float32)
+  shares, weights = jax.device_get(jax.jit(slots_lib.weights_of)(logits))
+  powers = np.exp(logits)
+  np.testing.assert_allclose(shares, powers / powers.sum(1, keepdims=True), rtol=1e-5)
+  np.testing.assert_allclose(weights, shares / shares.sum(2, keepdims=True), rtol=1e-5)
+
+
+@pytest.mark.usefixtures('full_optimization')
+def test_slots_separate_squares_and_imagine_each_by_itself():
+  parts, masks, imagined, imagined_masks = jax.device_get(jax.jit(trained)(jax.random.key(0)))
+  np.testing.assert_allclose(masks.sum(axis=-3), 1, rtol=1e-5)
+  assert score(masks, parts) >= 0.5
+  assert least_distance(imagined) > 0.5
+  assert score(imagined_masks, parts[1:]) >= 0.4
+
+
+def test_slots_stay_apart_in_a_still_scene():
+  """And stay the same: without their start, carried slots become equal within ten steps."""
+
+  @jax.jit
+  def still(key):
+    image = jnp.broadcast_to(squares(key)[0][0], (25, BATCH, SIDE, SIDE, 3))
+    first = jnp.broadcast_to(jnp.arange(25)[:, None] == 0, (25, BATCH))
+    slots, _ = SLOTS.observe(SLOTS.init(key), image, jnp.zeros((BATCH, SLOTS.width)), first)
+    return slots.reshape(25, BATCH, 4, 16)
+
+  slots = jax.device_get(still(jax.random.key(0)))
+  assert least_distance(slots[-1]) > 0.5
+  change = np.linalg.norm(slots[-1] - slots[-2], axis=-1)
+  assert change.max() < 0.1 * least_distance(slots[-1])
+
+
+def test_slots_are_carried_and_cleared_where_an_episode_begins(replayed, dreamer, make_sequence):
+  sequence = make_sequence(dreamer)
+  image = np.array(sequence.observation)
+  image[1] = 255 - image[1]
+  slots, others = (replayed(x)[0] for x in (sequence, sequence._replace(observation=image)))
+  np.testing.assert_array_equal(slots[0], others[0])
+  assert np.abs(slots[2] - others[2]).max(axis=(1, 2)).min() > 1e-4  # remember the step before
+  assert sequence.step_type[3, 1] == 0
+  np.testing.assert_array_equal(slots[3, 1], others[3, 1])
+
+
+def test_features_hold_slots_and_imagined_ones_differ(replayed):
+  slots, imagined, _, numbers = replayed()
+  np.testing.assert_array_equal(numbers, slots.reshape(*numbers.shape))
+  assert least_distance(imagined) > 1e-2
+
+
+def test_reward_reaches_the_perception_of_slots_and_the_loss_all_of_it(replayed):
+  *_, (by_reward, by_all), _ = replayed()
+  for name in ('tokens', 'attention', 'start'):
+    assert all(np.abs(x).max() > 0 for x in jax.tree.leaves(by_reward[name])), name
+  for path, leaf in jax.tree_util.tree_leaves_with_path(by_all):
     assert np.abs(leaf).max() > 0, jax.tree_util.keystr(path)
+
+
+def test_without_slots_nothing_has_any(make_dreamer, param_shapes):
+  dreamer = make_dreamer('frames')
+  assert dreamer.model.rssm.initial(2).latent.slots is None
+  assert 'slots' not in param_shapes(dreamer)['world_model']
+  assert 'image_decoder' in param_shapes(dreamer)['world_model']
+
+
+@pytest.mark.parametrize(
+  ('env', 'slots', 'words'),
+  [
+    ('masked', 3, r'agent.slots=3: .* this observation has none; set agent.slots=0'),
+    ('pictures', 3, r'agent.slots=3: .* this observation has 2; set agent.slots=0'),
+    ('frames', 1, r'agent.slots=1: must be 0 for none, or from 2 to 64'),
+  ],
+)
+def test_what_slots_do_not_fit_is_refused(make_dreamer, env, slots, words):
+  with pytest.raises(ValueError, match=words):
+    make_dreamer(env, slots=slots)
 
 
 def test_rand_index_compares_partitions_of_the_foreground():
@@ -103,34 +225,3 @@ def test_rand_index_compares_partitions_of_the_foreground():
   rng = np.random.default_rng(0)
   random = ari(*rng.integers(1, 6, (2, 100, 64)))
   assert abs(float(np.mean(random))) < 0.02
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures('full_optimization')
-@pytest.mark.timeout(1800)
-def test_slots_by_themselves_separate_the_objects_of_sprites():
-  """Prints the adjusted Rand index of gate A in docs/cognition.md."""
-  slots = slots_lib.Slots((16, 16, 3))
-  optimizer = optax.chain(
-    optax.clip_by_global_norm(1.0), optax.adam(optax.warmup_constant_schedule(0, 1e-3, 200))
-  )
-
-  @jax.jit
-  def update(params, state, key):
-    states, timesteps = jax.vmap(sprites.Sprites().reset)(jax.random.split(key, 32))
-    images = timesteps.observation[None].astype(jnp.float32) / 255 - 0.5
-    loss = lambda params: slots.loss(params, images, jnp.ones((1, 32), bool))
-    (_, masks), grads = jax.value_and_grad(loss, has_aux=True)(params)
-    changes, state = optimizer.update(grads, state, params)
-    truth = jax.vmap(sprites.segments)(states).reshape(32, -1)
-    parts = jnp.argmax(masks[0], axis=1).reshape(32, -1)
-    ari = foreground_ari(truth, parts, num_parts=16).mean()
-    return optax.apply_updates(params, changes), state, ari
-
-  params = slots.init(jax.random.key(0))
-  state, indices = optimizer.init(params), []
-  for key in jax.random.split(jax.random.key(1), 2_000):
-    params, state, index = update(params, state, key)
-    indices.append(index)
-  print(f'FG-ARI {np.mean(indices[-200:]):.2f}')
-  assert np.mean(indices[-200:]) >= 0.6

@@ -6,6 +6,7 @@ parameters renews them, on purpose, by
     RENEW_DIGESTS=1 .venv/bin/python -m pytest tests/learner/test_update_digests.py
 """
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -27,6 +28,16 @@ TOLERANCE = 2e-3
 """A share of the part's norm; XLA's optimisations, which sum in another order, change a tenth of it at most."""
 
 
+def frames():
+  """An image that slots read, and numbers."""
+  config = dataclasses.replace(make_dreamer().config, slots=3, slot_size=4)
+  observation_spec = {
+    'pixels': specs.BoundedArray((9, 8, 29), np.uint8, 0, 255),
+    'real': specs.Array((2,), np.float32),
+  }
+  return dreamer_agent.make_dreamer(config, observation_spec, specs.DiscreteArray(3))
+
+
 def pictures():
   """Images and real numbers, continuous actions, a Gaussian latent, salience, and a memory."""
   config = make_dreamer(latent='gaussian', window=3, memory_size=64, image_channels=4).config
@@ -42,6 +53,7 @@ DREAMERS = {
   'default': make_dreamer,
   'cognition': lambda: make_dreamer(**COGNITION),
   'pictures': pictures,
+  'slots': frames,
 }
 """Together they have every option, since a workspace allows neither images nor salience."""
 
@@ -52,9 +64,11 @@ def batch_of(dreamer, seed):
   normal = lambda x: random.normal(size=x.shape).astype(x.dtype)
   if 'pixels' in dreamer.model.observation_spec:
     pixels = random.integers(0, 256, (BATCH, NUM_STEPS, 9, 8, 29)).astype(np.uint8)
-    action = random.uniform([-1, 0], [1, 4], (BATCH, NUM_STEPS, 2)).astype(np.float32)
     observation = {'pixels': pixels, 'real': batch.observation['real']}
-    batch = batch._replace(observation=observation, action=action)
+    batch = batch._replace(observation=observation)
+    if not dreamer.actor_critic.discrete:
+      action = random.uniform([-1, 0], [1, 4], (BATCH, NUM_STEPS, 2)).astype(np.float32)
+      batch = batch._replace(action=action)
   return batch._replace(
     initial_state=jax.tree.map(normal, batch.initial_state),
     version=np.full(BATCH, seed, np.int32),

@@ -176,6 +176,6 @@ class Empowerment(reward_lib.Reward):
       jax.vmap(choose)(member_key),
       jax.vmap(self.rssm.imagined_noise)(noise_key),
     )
-    numbers = tuple(self.rssm.read(frozen, x.numbers) for x in (latent, imagined.latent))
+    numbers = tuple(self.rssm.read(frozen, x.numbers, x.slots) for x in (latent, imagined.latent))
     outputs = self._apply(params, INVERSE, (latent.deterministic,), numbers)
     return distributions.MaskedCategorical.from_logits(outputs, legal).log_prob(action)
