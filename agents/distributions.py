@@ -240,6 +240,11 @@ class Actions:
       return MultiCategorical.from_logits(outputs, self.num_choices, mask, unimix)
     return TanhNormal.from_outputs(outputs, self.spec.minimum, self.spec.maximum)
 
+  @property
+  def noise_kind(self) -> str:
+    """The distribution of `noise`, 'gumbel' or 'normal'."""
+    return 'gumbel' if self.discrete else 'normal'
+
   def noise(self, key: chex.PRNGKey, *axes: int) -> jax.Array:
     """Standard Gumbel (discrete) or normal noise to sample actions with, [*axes, A] float32."""
     return (jax.random.gumbel if self.discrete else jax.random.normal)(key, (*axes, self.size))
@@ -268,6 +273,11 @@ class Gaussian(NamedTuple):
 
   mean: jax.Array
   variance: jax.Array
+
+  @staticmethod
+  def noise_kind() -> str:
+    """The distribution of `noise`."""
+    return 'normal'
 
   @staticmethod
   def num_outputs(size: int, classes: int) -> int:
@@ -329,6 +339,11 @@ class Categorical(NamedTuple):
 
   log_probs: jax.Array
   known_probs: jax.Array | None = None
+
+  @staticmethod
+  def noise_kind() -> str:
+    """The distribution of `noise`."""
+    return 'uniform'
 
   @staticmethod
   def num_outputs(size: int, classes: int) -> int:

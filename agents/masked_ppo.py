@@ -440,9 +440,14 @@ def make_ppo(config: PPOConfig, observation_spec: Tree, action_spec: Any) -> PPO
   """
   network = Network(config, observation_spec, action_spec)
 
+  noise_name = f'action_{network.actions.noise_kind}'
+
+  def make_noise(key: chex.PRNGKey, num_envs: int) -> dict[str, jax.Array]:
+    return {noise_name: network.actions.noise(key, num_envs)}
+
   def act(
     params: Tree,
-    key: chex.PRNGKey,
+    key: Any,
     memory: dict[str, jax.Array],
     timestep: Any,
     *,
@@ -454,7 +459,8 @@ def make_ppo(config: PPOConfig, observation_spec: Tree, action_spec: Any) -> PPO
     memory, outputs, value = network.apply(params, one_step, first[None], memory)
     mask = observation_lib.action_mask(timestep.observation) if network.discrete else None
     policy = network.policy(outputs[0], mask)
-    noise = network.actions.noise(key, timestep.step_type.shape[0])
+    noises = key if isinstance(key, dict) else make_noise(key, timestep.step_type.shape[0])
+    noise = noises[noise_name]
     extras = {'value': value[0]}
     if network.discrete:
       action = policy.mode() if greedy else policy.sample(noise)
@@ -474,5 +480,6 @@ def make_ppo(config: PPOConfig, observation_spec: Tree, action_spec: Any) -> PPO
     stored_state=lambda memory: memory,
     act=act,
     explain=functools.partial(act, explain=True) if network.discrete else None,
+    noise=make_noise,
   )
   return PPO(config, network, agent)

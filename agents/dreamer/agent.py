@@ -77,6 +77,7 @@ def make_dreamer(
     explain=functools.partial(acting.act, explain=True) if policy.discrete else None,
     foresee=functools.partial(foresight.foresee, model, policy),
     exploring=acting.exploring if policy.explores else None,
+    noise=acting.noise,
   )
   return Dreamer(config, model, policy, agent)
 
@@ -130,10 +131,23 @@ class _Acting:
   def initial_policy_state(self, num_envs: int) -> PolicyState:
     return PolicyState(self.model.rssm.initial(num_envs), self.policy.context.initial(num_envs))
 
+  @property
+  def _noises(self) -> tuple[str, str]:
+    """Names of the noise of latents and of actions."""
+    networks = self.model.networks
+    return f'latent_{networks.latent_type.noise_kind()}', f'action_{networks.actions.noise_kind}'
+
+  def noise(self, key: chex.PRNGKey, num_envs: int) -> dict[str, jax.Array]:
+    """See `Agent.noise`."""
+    makers = (self.model.rssm.noise, self.policy.noise)
+    keys = (jax.random.split(each, num_envs) for each in jax.random.split(key))
+    each = zip(self._noises, makers, keys, strict=True)
+    return {name: jax.vmap(make)(own) for name, make, own in each}
+
   def act(
     self,
     params: Tree,
-    key: chex.PRNGKey,
+    key: Any,
     state: PolicyState,
     timestep: Any,
     *,
@@ -143,11 +157,10 @@ class _Acting:
   ) -> tuple[PolicyState, experience.Decision]:
     """See `Agent.act` and `Agent.explain`."""
     model, policy = self.model, self.policy
-    num_envs = timestep.step_type.shape[0]
-    latent_key, action_key = jax.random.split(key)
+    noises = key if isinstance(key, dict) else self.noise(key, timestep.step_type.shape[0])
+    latent_noise, noise = (noises[name] for name in self._noises)
     first = timestep.step_type == rssm.FIRST
-    noise = jax.vmap(model.rssm.noise)(jax.random.split(latent_key, num_envs))
-    step, recall = model.observe(params, state.recurrent, timestep.observation, first, noise)
+    step, recall = model.observe(params, state.recurrent, timestep.observation, first, latent_noise)
     features = step.features
     inputs = policy.context.inputs(params['actor_critic'], step, model.novelty(step))
     memory, context = policy.context.advance(
@@ -155,7 +168,6 @@ class _Acting:
     )
     mask = observation_lib.action_mask(timestep.observation)
     distribution = policy.policy(params['actor_critic'], features, context, mask, explores)
-    noise = jax.vmap(policy.noise)(jax.random.split(action_key, num_envs))
     # Without noise a sample is the mode, with the likelihood of the action that is taken.
     action, choice = policy.sample(distribution, jnp.zeros_like(noise) if greedy else noise)
     latent = step.latent._replace(recalled=None)  # recalled anew wherever the state is used

@@ -1,4 +1,4 @@
-"""`hephaestus export`: writes the policy of a run into a folder, for use in other programs."""
+"""`hephaestus export`: writes the policy of a run into a folder or an ONNX file, for use in other programs."""
 
 import argparse
 import pathlib
@@ -10,10 +10,20 @@ from hephaestus.launch.run import flags
 def add(commands: Any) -> None:
   """Adds the command `export` to the parser."""
   export = commands.add_parser(
-    'export', allow_abbrev=False, help='write the policy of a run as safetensors and JSON'
+    'export',
+    allow_abbrev=False,
+    help='write the policy of a run as safetensors and JSON, or as ONNX',
   )
   export.add_argument('run', type=pathlib.Path)
-  export.add_argument('--out', type=pathlib.Path, required=True, help='new folder for the policy')
+  export.add_argument(
+    '--out', type=pathlib.Path, required=True, help='new folder for the policy, or ONNX file'
+  )
+  export.add_argument(
+    '--format',
+    choices=('safetensors', 'onnx'),
+    default='safetensors',
+    help='onnx: one step as an ONNX file; needs the extra `onnx` (default: safetensors)',
+  )
   export.add_argument(
     '--checkpoint', metavar='best|STEP', help='by evaluation or by update (default: the newest)'
   )
@@ -27,10 +37,11 @@ def _export(arguments: argparse.Namespace) -> int:
   places.check(arguments.run)  # before imports that take seconds
   from hephaestus.launch.interface import exported, policy
 
-  written = policy.export(arguments.run, arguments.out, arguments.checkpoint)
-  sizes = [
-    (name, (arguments.out / name).stat().st_size) for name in (exported.PARAMS, places.POLICY)
-  ]
-  files = ', '.join(f'{name} ({size / 1e3:.0f} kB)' for name, size in sizes)
-  print(f'{arguments.out}: update {written.learner_step:,}, {files}')
+  written = policy.export(
+    arguments.run, arguments.out, arguments.checkpoint, format=arguments.format
+  )
+  names = [exported.PARAMS, places.POLICY] if arguments.out.is_dir() else ['']
+  files = [arguments.out / name for name in names]
+  sizes = ', '.join(f'{file.name} ({file.stat().st_size / 1e3:.0f} kB)' for file in files)
+  print(f'{arguments.out}: update {written.learner_step:,}, {sizes}')
   return 0

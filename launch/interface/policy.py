@@ -19,6 +19,8 @@ from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.interface import exported as exported_lib
 from hephaestus.launch.interface import places
 
+FORMATS = ('safetensors', 'onnx')
+
 
 class State(NamedTuple):
   """The recurrent state of a policy between two steps, a tree of arrays.
@@ -80,7 +82,7 @@ class Policy:
     self.all_params = all_params
     self.agent = agent
     self._environment = environment
-    self._act = jax.jit(functools.partial(_act, agent), static_argnames='greedy')
+    self._act = jax.jit(functools.partial(step, agent), static_argnames='greedy')
     self._tree: Any
     flat, self._tree = jax.tree_util.tree_flatten_with_path(observation_spec)
     self._leaves = [(jax.tree_util.keystr(path), spec) for path, spec in flat]
@@ -222,15 +224,16 @@ def _default_key() -> jax.Array:
     return jax.random.key(0)
 
 
-def _act(
+def step(
   agent: agent_lib.Agent,
   params: Any,
-  key: jax.Array,
+  key: Any,
   state: State,
   observation: Any,
   *,
   greedy: bool,
 ) -> tuple[jax.Array, State]:
+  """The function that `Policy.act` compiles; `key` may be noise [N, ...] instead, see `Agent.noise`."""
   one = not state.first.ndim
   first, observation = jax.tree.map(lambda x: x[None] if one else x, (state.first, observation))
   kinds = dm_env.StepType
@@ -240,7 +243,8 @@ def _act(
     discount=jnp.ones(first.shape, jnp.float32),
     observation=observation,
   )
-  key = jax.random.fold_in(key, state.num_calls)
+  if not isinstance(key, dict):
+    key = jax.random.fold_in(key, state.num_calls)
   memory, decision = agent.act(params, key, state.memory, timestep, greedy=greedy)
   action = decision.action[0] if one else decision.action
   return action, State(memory, jnp.zeros_like(state.first), state.num_calls + 1)
@@ -363,22 +367,35 @@ def export(
   out: str | os.PathLike[str],
   checkpoint: str | int | None = None,
   *,
+  format: str = 'safetensors',
   trust: bool = False,
 ) -> Policy:
-  """Exports the policy of a run to a folder that `load` can read.
+  """Exports the policy of a run to a folder that `load` can read, or to an ONNX file.
 
   Args:
     path: folder of the run.
-    out: new or empty folder, for `params.safetensors` and `policy.json`.
+    out: new or empty folder, for `params.safetensors` and `policy.json`; or path of a new ONNX file, see
+      `onnx_file.write`.
     checkpoint: learner step of a checkpoint, or 'best'; None for the newest.
+    format: 'safetensors' or 'onnx'.
     trust: as of `load`.
 
   Returns:
     The policy, as loaded from the run.
 
   Raises:
-    ValueError: as `load`; or `out` is not empty, or cannot be written to.
+    ValueError: as `load`; or `out` is not empty, or cannot be written to; or the policy cannot be
+      written in this format.
   """
+  if format not in FORMATS:
+    raise ValueError(f'format={format!r}: choose {" or ".join(FORMATS)}')
+  if format == 'onnx':
+    from hephaestus.launch.interface import onnx_file  # imports this module
+
+    onnx_file.check_packages()  # loading takes seconds
   policy = load(path, checkpoint, trust=trust)
+  if format == 'onnx':
+    onnx_file.write(policy, pathlib.Path(out))
+    return policy
   exported_lib.write(policy.exported(policy.params), pathlib.Path(out))
   return policy

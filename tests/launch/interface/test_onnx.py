@@ -1,0 +1,113 @@
+"""Policies as ONNX files, which onnxruntime runs; most of it where the extra `onnx` can be installed."""
+
+import json
+import pathlib
+import sys
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+import hephaestus
+from hephaestus.launch import config as launch_config
+from hephaestus.launch import main
+from hephaestus.launch.interface import exported, onnx_file
+from hephaestus.launch.interface import policy as policy_lib
+
+
+def untrained(agent, environment, *options):
+  """A policy of initial parameters."""
+  preset = launch_config.of_preset(agent, 'laptop', environment)
+  config = launch_config.override(preset, options)
+  made = config.make_environment()
+  specs = made.observation_spec, made.action_spec
+  agent = config.record.make(config.agent, *specs).agent
+  params = agent.acting_params(agent.init_params(jax.random.key(0)))
+  described = exported.Exported(config, 0, tuple(made.action_names), *specs, arrays={})
+  return policy_lib.Policy(
+    pathlib.Path('untrained'), described, agent, specs[0], params, environment=made
+  )
+
+
+SMALL = [f'agent.{name}={value}' for name, value in tiny.DREAMER.items()]
+POLICIES = {
+  'dreamer': lambda: hephaestus.load('catch'),
+  'view': lambda: hephaestus.load('grid_world'),  # a slice at a position that is observed
+  'mask': lambda: hephaestus.load('hackmatrix'),  # PPO, and an observation of several entries
+  'recurrent': lambda: untrained('ppo', 'catch', 'agent.recurrent_size=8'),
+  'window': lambda: untrained('dreamer', 'catch', *SMALL, 'agent.window=4'),
+}
+
+
+@pytest.mark.parametrize('name', POLICIES)
+def test_onnx_acts_as_the_policy(name, tmp_path):
+  runtime = pytest.importorskip('onnxruntime')
+  policy, file = POLICIES[name](), tmp_path / 'policy.onnx'
+  onnx_file.write(policy, file)
+  session = runtime.InferenceSession(file)
+  metadata = session.get_modelmeta().custom_metadata_map
+  assert json.loads(metadata['action_names']) == list(policy.action_names)
+  assert metadata['learner_step'] == str(policy.learner_step)
+
+  reset, step = jax.jit(policy.environment.reset), jax.jit(policy.environment.step)
+  key, state, actions = jax.random.key(3), policy.initial_state(), set()
+  state = state._replace(memory=jax.tree.map(np.zeros_like, state.memory))  # which FIRST clears
+  memory = exported.named({'state': state.memory})
+  env_state, timestep, action = None, None, None
+  for index in range(24):
+    first = index == 0 or bool(timestep.last())
+    at = jax.random.fold_in(key, index)
+    env_state, timestep = reset(at) if first else step(at, env_state, action)
+    observation = jax.device_get(timestep.observation)
+    noise = jax.tree.map(lambda x: np.asarray(x[0]), policy.agent.noise(at, 1))
+    given = exported.named({'observation': observation, 'first': np.array(first), 'noise': noise})
+    found = session.run(None, {name: np.asarray(x) for name, x in (given | memory).items()})
+    action, state = policy.act(observation, policy.reset(state, first), key=key)
+    actions.add(int(action))
+
+    outputs = dict(zip([output.name for output in session.get_outputs()], found, strict=True))
+    assert outputs.pop('action') == action
+    expected = exported.named({'next_state': state.memory})
+    assert outputs.keys() == expected.keys()
+    for name, value in outputs.items():
+      np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-5)
+    memory = {name.removeprefix('next_'): value for name, value in outputs.items()}
+  assert len(actions) > 1
+
+
+def test_command_writes_a_file_once(tmp_path, capsys):
+  pytest.importorskip('jax2onnx')
+  command = [
+    'hephaestus',
+    'export',
+    'hackmatrix',
+    '--format',
+    'onnx',
+    '--out',
+    f'{tmp_path}/x.onnx',
+  ]
+  assert main.run(main.parse(command)) == 0
+  assert capsys.readouterr().out.startswith(f'{tmp_path}/x.onnx: update 245, x.onnx (')
+  assert main.run(main.parse(command)) == 2
+  assert f'--out {tmp_path}/x.onnx: exists; give another name' in capsys.readouterr().err
+
+
+def test_operation_that_onnx_lacks_is_named(monkeypatch, tmp_path):
+  pytest.importorskip('jax2onnx')
+
+  def step(agent, params, noise, state, observation, *, greedy):
+    shape = jax.ShapeDtypeStruct((), np.int32)
+    return jax.pure_callback(lambda x: np.int32(0), shape, state.first), state
+
+  monkeypatch.setattr(policy_lib, 'step', step)
+  with pytest.raises(ValueError, match=r"cannot be written as ONNX .*'pure_callback'"):
+    onnx_file.write(untrained('ppo', 'catch'), tmp_path / 'policy.onnx')
+  assert not (tmp_path / 'policy.onnx').exists()
+
+
+def test_missing_extra_is_named(monkeypatch, tmp_path, capsys):
+  monkeypatch.setitem(sys.modules, 'jax2onnx', None)
+  command = ['hephaestus', 'export', 'catch', '--format', 'onnx', '--out', f'{tmp_path}/x.onnx']
+  assert main.run(main.parse(command)) == 2
+  assert '--format onnx: needs the extra `onnx`' in capsys.readouterr().err
