@@ -43,7 +43,7 @@ class DeviceReport(report_lib.Report):
   def to_json(self) -> dict[str, Any]:
     """The report as `--json` prints it, with fewer keys than without a device's replay.
 
-    Of a stratum it has 'size' and 'max_size' in sequences, its 'share' of each batch, 'steps' of the
+    A stratum has 'size' and 'max_size' in sequences, its 'share' of each batch, 'steps' of the
     environment and 'age' in updates.
     """
     strata = {
