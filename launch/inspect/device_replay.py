@@ -34,12 +34,18 @@ class DeviceReport(report_lib.Report):
 
   @property
   def state(self) -> str:
+    """Sentence that says of which update the numbers are; the run may still be training."""
     return (
       f'a fused run; shown is its checkpoint of update {self.learner_step:,}, with '
       f'{self.sequences:,} sequences'
     )
 
   def to_json(self) -> dict[str, Any]:
+    """The report as `--json` prints it, with fewer keys than without a device's replay.
+
+    A stratum has 'size' and 'max_size' in sequences, its 'share' of each batch, 'steps' of the
+    environment and 'age' in updates.
+    """
     strata = {
       name: {key: self.tables[name][key] for key in ('size', 'max_size', 'share', 'steps')}
       | {'age': stratum.age_updates}
@@ -95,11 +101,7 @@ def read(target: str) -> DeviceReport:
     running=False,
     tables=shown,
     strata=strata,
-    replay_ratio={
-      'configured': config.replay.replay_ratio,
-      'achieved': achieved,
-      'recent': None,
-    },
+    replay_ratio={'configured': config.replay.replay_ratio, 'achieved': achieved, 'recent': None},
     environment_step=inserted * num_steps,
     warnings=live.warnings(folder),
     learner_step=restored.step,

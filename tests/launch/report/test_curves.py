@@ -360,6 +360,7 @@ def test_report_of_one_metric_has_only_its_picture(tmp_path):
   metric = ['--metric', 'normalised_score']
   assert run('--label', 'a <script> b', *folders, '--out', out, *metric) == 0
   made = stored(out / 'report.html')
+  assert 'a <script> b' not in (out / 'report.html').read_text()
   assert [chart['key'] for chart in made['curves']['charts']] == ['evaluator/normalised_score']
   assert made['runs'] == [] and made['tables'][0]['rows'][0][0] == 'a <script> b'
   assert '0.50 (range 0.50 to 0.50) at 2,000' in made['tables'][0]['rows'][0]
@@ -409,6 +410,9 @@ def test_html_report_has_all_panels_in_one_file(tmp_path, capsys, monkeypatch, b
   page.goto((out / 'report.html').as_uri())
   page.wait_for_selector('[data-key="learner/world_model/loss"] canvas')
   assert [each for each in complaints if not each.startswith(('file:', 'data:', 'blob:'))] == []
+  for width in (400, 960):
+    page.set_viewport_size({'width': width, 'height': 900})
+    assert page.evaluate('document.documentElement.scrollWidth') <= width
   assert [title.split('\n')[0] for title in page.locator('h2:visible').all_inner_texts()] == [
     'Runs', 'Comparison over seeds', 'Learning', 'Where time goes', 'Intrinsic rewards',
     'World model', 'Actor and critic', 'Replay over the run', 'Speed', 'Nodes',
