@@ -92,89 +92,91 @@ class Camera:
       logging.warning('Could not write the video %s: %s', video, error)
 
 
-def score(
-  play: episodes.Play,
-  snapshot: parameters.Snapshot,
-  *,
-  final: bool,
-  config: actors_config.EvaluatorConfig,
-  logger: actor.Logger,
-  camera: Camera,
-  seed: int,
-  should_stop: Callable[[], bool] = lambda: False,
-) -> episodes.Evaluation | None:
-  """Evaluates one snapshot, logs the result, and records videos when they are due.
+class Scorer:
+  """Scores acting parameters when that is due: plays episodes, logs their means, and records videos.
 
   Args:
-    play: plays episodes of the environment with the agent.
-    snapshot: acting parameters and their version.
-    final: play `config.final_episodes` episodes, not `num_episodes`, and record videos at once.
-    config: numbers of episodes.
-    logger: writer of the result.
+    play: plays episodes of the environment with the agent; `close` closes it.
+    config: period and numbers of episodes.
+    logger: writer of the results; `close` closes it.
     camera: records the videos.
-    seed: seed of the run; the PRNG key follows from it and the version.
-    should_stop: called after each unroll; True ends the evaluation.
+    seed: seed of the run; the PRNG key of an evaluation follows from it and the version.
+    should_stop: called after each unroll; True ends an evaluation.
 
-  Returns:
-    Means over the episodes; None if `should_stop` ended the evaluation.
-
-  Raises:
-    ValueError: see `episodes.Play.evaluate`.
+  Attributes:
+    schedule: when the next evaluation is due.
   """
-  key = jax.random.fold_in(jax.random.key(seed), snapshot.version)
-  play_key, video_key = jax.random.split(key)
-  params = jax.device_put(snapshot.params)
-  num_episodes = config.final_episodes if final else config.num_episodes
-  result = play.evaluate(params, play_key, num_episodes, should_stop)
-  if result is None:
-    return None
-  logger.write(
-    {
-      'environment_step': snapshot.environment_step,
-      'learner_step': snapshot.version,
-      'final': final,
-      **result.row(),
-    }
-  )
-  logging.info('Version %d: %s', snapshot.version, result)
-  camera.video(snapshot.version, params, video_key, final=final)
-  return result
+
+  def __init__(
+    self,
+    play: episodes.Play,
+    config: actors_config.EvaluatorConfig,
+    logger: actor.Logger,
+    camera: Camera,
+    *,
+    seed: int,
+    should_stop: Callable[[], bool] = lambda: False,
+  ):
+    self._play = play
+    self._config = config
+    self._logger = logger
+    self._camera = camera
+    self._seed = seed
+    self._should_stop = should_stop
+    self.schedule = Schedule(config)
+
+  def score(self, snapshot: parameters.Snapshot, *, final: bool) -> None:
+    """Evaluates acting parameters, logs the result unless asked to stop, and records videos that are due.
+
+    Args:
+      snapshot: acting parameters and their version.
+      final: play `final_episodes` episodes, not `num_episodes`, and record videos at once.
+
+    Raises:
+      rollout.StoppedError: asked to stop within a step of an environment.
+      ValueError: see `episodes.Play.evaluate`.
+    """
+    config, step = self._config, snapshot.environment_step
+    self.schedule.begin(step)
+    key = jax.random.fold_in(jax.random.key(self._seed), snapshot.version)
+    play_key, video_key = jax.random.split(key)
+    params = jax.device_put(snapshot.params)
+    num_episodes = config.final_episodes if final else config.num_episodes
+    result = self._play.evaluate(params, play_key, num_episodes, self._should_stop)
+    if result is None:
+      return
+    counts = {'environment_step': step, 'learner_step': snapshot.version}
+    self._logger.write({**counts, 'final': final, **result.row()})
+    logging.info('Version %d: %s', snapshot.version, result)
+    self._camera.video(snapshot.version, params, video_key, final=final)
+
+  def close(self) -> None:
+    """Closes the environments and the logger."""
+    self._play.close()
+    self._logger.close()
 
 
 class Evaluator:
   """Scores the newest parameters periodically, and the final ones once.
 
   Args:
-    play: plays episodes of the environment with the agent.
+    scorer: scores them; closed at the end.
     source: fetches acting parameters.
-    logger: writer of this node's metrics, which it closes.
     should_stop: returns whether the node was asked to stop.
-    config: period and numbers of episodes.
-    camera: records the videos.
-    seed: seed of the run.
     launch_id: ID of this launch; final parameters of an older launch do not end this node.
   """
 
   def __init__(
     self,
-    *,
-    play: episodes.Play,
+    scorer: Scorer,
     source: parameters.Subscription,
-    logger: actor.Logger,
     should_stop: Callable[[], bool],
-    config: actors_config.EvaluatorConfig,
-    camera: Camera,
-    seed: int,
     launch_id: int,
   ):
-    self._launch_id = launch_id
-    self._play = play
+    self._scorer = scorer
     self._source = source
-    self._logger = logger
     self._should_stop = should_stop
-    self._config = config
-    self._camera = camera
-    self._seed = seed
+    self._launch_id = launch_id
 
   def run(self) -> None:
     """Evaluates until the learner's final parameters are scored, or the node is asked to stop."""
@@ -183,41 +185,29 @@ class Evaluator:
     except rollout.StoppedError:
       logging.info('Stopped within an episode.')
     finally:
-      self._play.close()
-    self._logger.close()
+      self._scorer.close()
 
   def _evaluate(self) -> None:
-    schedule = Schedule(self._config)
     snapshot = actor.wait_for_parameters(self._source, self._should_stop)
     while snapshot is not None:
-      if self._final(snapshot) or schedule.is_due(snapshot.environment_step):
-        schedule.begin(snapshot.environment_step)
-        self._score(snapshot)
+      if self._is_due(snapshot):
+        self._scorer.score(snapshot, final=self._final(snapshot))
         if self._final(snapshot):
           break
-      snapshot = self._newer(schedule)
+      snapshot = self._newer()
 
   def _final(self, snapshot: parameters.Snapshot) -> bool:
     return snapshot.ended_launch == self._launch_id
 
-  def _newer(self, schedule: Schedule) -> parameters.Snapshot | None:
+  def _is_due(self, snapshot: parameters.Snapshot) -> bool:
+    return self._final(snapshot) or self._scorer.schedule.is_due(snapshot.environment_step)
+
+  def _newer(self) -> parameters.Snapshot | None:
     """Waits for a snapshot whose evaluation is due, or the final one; None when asked to stop."""
     newest = None
     while not self._should_stop():
       newest = self._source.newest(timeout_seconds=1.0) or newest
-      if newest is not None and (self._final(newest) or schedule.is_due(newest.environment_step)):
+      if newest is not None and self._is_due(newest):
         return newest
       time.sleep(0.2)
     return None
-
-  def _score(self, snapshot: parameters.Snapshot) -> None:
-    score(
-      self._play,
-      snapshot,
-      final=self._final(snapshot),
-      config=self._config,
-      logger=self._logger,
-      camera=self._camera,
-      seed=self._seed,
-      should_stop=self._should_stop,
-    )

@@ -163,7 +163,7 @@ def _launch(arguments: argparse.Namespace) -> int:
   )
   reached = {name: words for name, words in commands.items() if words is not None}
   if not reached:
-    raise ValueError(f'{path}: no host has ssh, gcloud or local; start `hephaestus node` on each')
+    raise ValueError(f'{path}: no host has {hosts_lib.ANY_WAY}; start `hephaestus node` on each')
   return remote.Launch(hosts, reached, spec, _say).run()
 
 

@@ -22,6 +22,7 @@ A host has one of `ssh`, `gcloud` and `local: true` (this machine), or none wher
 starts `hephaestus node` on it. With `tunnel: true` it reaches replay through its ssh connection.
 """
 
+import abc
 import dataclasses
 import difflib
 import io
@@ -30,7 +31,7 @@ import re
 import shlex
 import typing
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import yaml
 from omegaconf import OmegaConf
@@ -42,14 +43,14 @@ _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]*')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ReplayAddress:
-  """Address of the server of replay, or of one of its shards.
+class Endpoint:
+  """Address at which replay, or the first process of a learner on several hosts, listens.
 
   Raises:
     ValueError: the address or the port is invalid.
 
   Attributes:
-    address: name or IPv4 address by which the other hosts reach it.
+    address: name or IPv4 address of its host, by which the other hosts reach it.
     port: TCP port.
   """
 
@@ -57,37 +58,50 @@ class ReplayAddress:
   port: int
 
   def __post_init__(self):
-    _check_endpoint(self.address, self.port)
+    if not _NAME.fullmatch(self.address):
+      raise ValueError(f'address={self.address!r}: give a host name or an IPv4 address, no port')
+    if not 1 <= self.port <= 65535:
+      raise ValueError(f'port={self.port}: use 1 to 65535, above 1023 without being root')
+
+  def __str__(self) -> str:
+    return f'{self.address}:{self.port}'
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Coordinator:
-  """Address at which the first process of a learner on several hosts listens.
+WAYS = ('ssh', 'gcloud', 'local')  # to reach a host: fields of `Host`, each of which gives a `Way`
+ANY_WAY = f'{", ".join(WAYS[:-1])} or {WAYS[-1]}'
 
-  Raises:
-    ValueError: the address or the port is invalid.
+
+class Way(abc.ABC):
+  """A way to start nodes on a host; a new one is a sub-class, a field of `Host`, and its name in WAYS.
 
   Attributes:
-    address: name or IPv4 address of its host, by which the other learner processes reach it.
-    port: TCP port.
+    forwards: whether its connection can forward ports, which a tunnel needs.
   """
 
-  address: str
-  port: int
+  forwards: ClassVar[bool] = True
 
-  def __post_init__(self):
-    _check_endpoint(self.address, self.port)
+  @abc.abstractmethod
+  def command(self, there: str, flags: Sequence[str]) -> list[str]:
+    """Returns the program and arguments that run a shell command on the host.
+
+    Args:
+      there: the shell command.
+      flags: command-line options of ssh.
+    """
 
 
-def _check_endpoint(address: str, port: int) -> None:
-  if not _NAME.fullmatch(address):
-    raise ValueError(f'address={address!r}: give a host name or an IPv4 address, no port')
-  if not 1 <= port <= 65535:
-    raise ValueError(f'port={port}: use 1 to 65535, above 1023 without being root')
+class Local(Way):
+  """Starts the nodes on this machine."""
+
+  forwards = False
+
+  def command(self, there: str, flags: Sequence[str]) -> list[str]:
+    del flags
+    return ['sh', '-c', there]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SSH:
+class SSH(Way):
   """How to reach a host by ssh.
 
   Raises:
@@ -105,9 +119,12 @@ class SSH:
     if not re.fullmatch(r'[^\s-]\S*', self.target):
       raise ValueError(f'target={self.target!r}: write USER@HOST; options of ssh go into options')
 
+  def command(self, there: str, flags: Sequence[str]) -> list[str]:
+    return ['ssh', '-T', *self.options, '-oBatchMode=yes', *flags, self.target, there]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GCloud:
+class GCloud(Way):
   """How to reach a TPU VM, one host of a TPU slice, or all hosts of a slice, by gcloud.
 
   Raises:
@@ -142,6 +159,16 @@ class GCloud:
     if self.workers is not None and self.workers < 1:
       raise ValueError(f'workers={self.workers}: must be at least 1')
 
+  def command(self, there: str, flags: Sequence[str]) -> list[str]:
+    project = [] if self.project is None else [f'--project={self.project}']
+    return [
+      *('gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh', self.name),
+      *(f'--zone={self.zone}', *project, f'--worker={self.worker or 0}', '--quiet'),
+      *self.options,
+      *(f'--ssh-flag={flag}' for flag in flags),
+      f'--command={there}',
+    ]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Host:
@@ -164,8 +191,8 @@ class Host:
   """
 
   name: str
-  replay: ReplayAddress | None = None
-  learner: bool | Coordinator = False
+  replay: Endpoint | None = None
+  learner: bool | Endpoint = False
   evaluator: bool = False
   actors: int = 0
   ssh: SSH | None = None
@@ -182,19 +209,25 @@ class Host:
       raise ValueError(f'actors={self.actors}: must be at least 0')
     if not (self.replay or self.learner or self.evaluator or self.actors):
       raise ValueError('runs nothing; give it actors, or leave it out')
-    ways = [way for way in ('ssh', 'gcloud', 'local') if getattr(self, way)]
+    ways = [way for way in WAYS if getattr(self, way)]
     if len(ways) > 1:
       raise ValueError(f'{", ".join(ways)}: there are several ways to reach it; keep one')
     if self.tunnel and self.replay:
       raise ValueError('tunnel=True: replay is on this host itself; leave it out')
-    if self.tunnel and not (self.ssh or self.gcloud):
-      raise ValueError('tunnel=True: needs ssh or gcloud')
+    if self.tunnel and not (self.way and self.way.forwards):
+      raise ValueError(f'tunnel=True: needs {" or ".join(way for way in WAYS if way != "local")}')
     try:
       words = shlex.split(self.command)
     except ValueError as error:
       raise ValueError(f'command={self.command!r}: is no shell command ({error})') from None
     if not words:
       raise ValueError(f'command={self.command!r}: is empty; leave it out for hephaestus')
+
+  @property
+  def way(self) -> Way | None:
+    """How it is reached; None where its nodes are started by hand or by an orchestrator."""
+    given = next(filter(None, (getattr(self, way) for way in WAYS)), None)
+    return Local() if given is True else given
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -220,13 +253,13 @@ class Hosts:
     if not any(host.learner for host in self.hosts):
       raise ValueError('learner: is on no host; give one of them learner: true')
     first, *others = [host for host in self.hosts if host.learner]
-    if others and not isinstance(first.learner, Coordinator):
+    if others and not isinstance(first.learner, Endpoint):
       raise ValueError(
         f'hosts.{first.name}.learner=True: is the first of {len(others) + 1} hosts that learn, and the '
         'others have to reach it; use learner: {address: ..., port: ...}'
       )
     for host in others:
-      if isinstance(host.learner, Coordinator):
+      if isinstance(host.learner, Endpoint):
         raise ValueError(
           f'hosts.{host.name}.learner: {first.name} is the first and listens; use learner: true here'
         )
@@ -238,10 +271,9 @@ class Hosts:
       raise ValueError('actors: are on no host; give one of them actors: 1 or more')
     tunnelled = [host.name for host in self.hosts if host.tunnel]
     for keeper in keepers:
-      if tunnelled and not (keeper.ssh or keeper.gcloud or keeper.local):
+      if tunnelled and keeper.way is None:
         raise ValueError(
-          f'hosts.{tunnelled[0]}.tunnel=True: leads to replay on {keeper.name}, which needs ssh, '
-          'gcloud or local'
+          f'hosts.{tunnelled[0]}.tunnel=True: leads to replay on {keeper.name}, which needs {ANY_WAY}'
         )
     if tunnelled and len(set(self.ports)) < len(keepers):
       raise ValueError(
@@ -273,7 +305,7 @@ class Hosts:
   def coordinator(self) -> str | None:
     """HOST:PORT at which the first of several learner processes listens; None for one process."""
     first, *others = [host.learner for host in self.hosts if host.learner]
-    return f'{first.address}:{first.port}' if others and isinstance(first, Coordinator) else None
+    return str(first) if others and isinstance(first, Endpoint) else None
 
   @property
   def num_actors(self) -> int:
@@ -446,8 +478,8 @@ def _read(kind: type, content: Any, path: str, **known: Any) -> Any:
 
 def _convert(kind: Any, value: Any, path: str) -> Any:
   kinds = [each for each in typing.get_args(kind) if each is not type(None)]
-  if kinds == [bool, Coordinator]:
-    kind = Coordinator if isinstance(value, dict) else bool
+  if kinds == [bool, Endpoint]:
+    kind = Endpoint if isinstance(value, dict) else bool
   if type(None) in typing.get_args(kind):
     if value is None:
       return None

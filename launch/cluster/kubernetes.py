@@ -166,7 +166,7 @@ def place(hosts: hosts_lib.Hosts, name: str) -> hosts_lib.Hosts:
     hosts_lib.Host(
       name=f'{REPLAY}-{index}',
       # A pod resolves names in its own namespace.
-      replay=hosts_lib.ReplayAddress(address=f'{name}-{REPLAY}-{index}.{name}-{REPLAY}', port=port),
+      replay=hosts_lib.Endpoint(address=f'{name}-{REPLAY}-{index}.{name}-{REPLAY}', port=port),
     )
     for index in range(len(shards))
   ]

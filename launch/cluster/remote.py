@@ -37,25 +37,12 @@ def command(
     forwarded_ports: a free port of this machine for each shard of replay, for tunnels.
 
   Returns:
-    Program and arguments; None for a host without `ssh`, `gcloud` and `local`.
+    Program and arguments; None for a host that is not reached from here.
   """
   words = f'exec {host.command} ' + shlex.join(['node', '-', '--host', host.name, '--run', run])
   there = words if host.directory is None else f'cd {shlex.quote(host.directory)} && {words}'
   flags = [*ALIVE, *_forwarding(hosts, host, forwarded_ports)]
-  if host.local:
-    return ['sh', '-c', there]
-  if host.ssh is not None:
-    return ['ssh', '-T', *host.ssh.options, '-oBatchMode=yes', *flags, host.ssh.target, there]
-  if host.gcloud is not None:
-    project = [] if host.gcloud.project is None else [f'--project={host.gcloud.project}']
-    return [
-      *('gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh', host.gcloud.name),
-      *(f'--zone={host.gcloud.zone}', *project, f'--worker={host.gcloud.worker or 0}', '--quiet'),
-      *host.gcloud.options,
-      *(f'--ssh-flag={flag}' for flag in flags),
-      f'--command={there}',
-    ]
-  return None
+  return None if host.way is None else host.way.command(there, flags)
 
 
 def _forwarding(

@@ -220,7 +220,7 @@ class WandbLogger:
 class Loggers:
   """Logger that converts each row by `plain` and writes it to several loggers."""
 
-  def __init__(self, to: Sequence[JsonLines | TensorBoardLogger | WandbLogger]):
+  def __init__(self, to: Sequence[Any]):
     self._to = to
 
   def write(self, data: Mapping[str, Any]) -> None:
@@ -241,6 +241,7 @@ def make_logger(
   tensorboard: bool = False,
   wandb: 'launch_config.WandbConfig | None' = None,
   resume: tuple[str, int] | None = None,
+  also: Sequence[Any] = (),
 ) -> Loggers:
   """Makes the logger of one node's metrics.
 
@@ -252,6 +253,7 @@ def make_logger(
     tensorboard: whether to write TensorBoard files.
     wandb: settings of reports to Weights & Biases; None for no reports.
     resume: see `JsonLines`.
+    also: further loggers that get each row.
 
   Returns:
     A logger with the methods `write`, which takes a row, and `close`.
@@ -260,14 +262,12 @@ def make_logger(
     ValueError: the package of Weights & Biases is needed and not installed.
   """
   run_directory = pathlib.Path(run_directory)
-  to: list[JsonLines | TensorBoardLogger | WandbLogger] = [
-    JsonLines(run_directory / 'metrics' / f'{node_name}.jsonl', resume=resume)
-  ]
+  to: list[Any] = [JsonLines(run_directory / 'metrics' / f'{node_name}.jsonl', resume=resume)]
   if tensorboard:
     to.append(TensorBoardLogger(run_directory / 'tensorboard' / node_name, steps_key))
   if wandb is not None and wandb.enabled:
     to.append(WandbLogger(run_directory, node_name, steps_key, wandb))
-  return Loggers(to)
+  return Loggers([*to, *also])
 
 
 def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

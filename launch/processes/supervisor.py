@@ -12,6 +12,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import BinaryIO, NamedTuple
@@ -104,23 +105,30 @@ class Outcome(NamedTuple):
 
 
 class Interrupts:
-  """Counts the signals that ask to stop, while it is entered; in the main thread only.
+  """Counts the signals that ask to stop, while it is entered in the main thread; in others there are none.
 
   These are SIGINT, SIGTERM and, unless it is ignored as under `nohup`, SIGHUP.
+
+  Args:
+    on_only: called in the handler of the first signal, after which signals act as before this object was
+      entered, so that another ends the process; None to count them all.
 
   Attributes:
     count: number of these signals so far; those within half a second count as one.
     first: number of the first signal; 0 before.
   """
 
-  def __init__(self):
+  def __init__(self, on_only: Callable[[], None] | None = None):
     self.count = self.first = 0
     self._at = 0.0
+    self._on_only = on_only
     self._stack = contextlib.ExitStack()
 
   def __enter__(self) -> 'Interrupts':
     numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+    if threading.current_thread() is not threading.main_thread():
+      numbers = []  # only the main thread may set handlers
+    elif signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
       numbers.append(signal.SIGHUP)
     for number in numbers:
       self._stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
@@ -136,6 +144,9 @@ class Interrupts:
     if not self.count or now - self._at > SAME_INTERRUPT_SECONDS:
       self.count += 1
       self._at = now
+    if self._on_only is not None:
+      self._stack.close()
+      self._on_only()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

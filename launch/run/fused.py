@@ -1,29 +1,28 @@
 """A fused run: environment and update in one process, by one program if in JAX, with its evaluation."""
 
 import contextlib
-import functools
 import os
 import pathlib
-import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import psutil
 from absl import logging
 
-from hephaestus.actors import episodes, evaluator, rollout
+from hephaestus.actors import evaluator, rollout
 from hephaestus.actors.environments import host
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import metrics
+from hephaestus.launch.processes import supervisor
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import progress as progress_lib
 from hephaestus.launch.run import variables
-from hephaestus.learner import advice, process
 from hephaestus.learner import loop as loop_lib
+from hephaestus.learner import process
 from hephaestus.learner import profile as profile_lib
 from hephaestus.learner.sources import stepped, unrolled
 from hephaestus.replay import buffer, parameters, tables
@@ -212,7 +211,7 @@ class Prepared(NamedTuple):
     program: program of the run, not yet compiled; with the first value of each schedule.
     memory: estimated bytes that the program needs on each device.
     warning: text of a warning that it may not fit into memory; None if it should.
-    stop: whether a signal has asked to stop; catches signals while it is entered.
+    stop: the first signal that asks to stop, while it is entered.
     seconds: time that `prepare` took, nearly all of it tracing.
   """
 
@@ -221,7 +220,7 @@ class Prepared(NamedTuple):
   program: unrolled.FusedProgram
   memory: unrolled.MemoryEstimate
   warning: str | None
-  stop: '_Interrupts'
+  stop: supervisor.Interrupts
   seconds: float
 
 
@@ -234,9 +233,9 @@ def prepare(config: launch_config.ExperimentConfig) -> Prepared:
   _prepare_process(config)
   began = time.monotonic()
   parts = parts_lib.make_parts(config)
-  stop, first = _Interrupts(), config.at(0)
+  stop, first = supervisor.Interrupts(_say_stopping), config.at(0)
   of_first = parts if first is config else parts_lib.make_parts(first)
-  program = build(first, of_first, jax.local_devices(), stop.is_set)
+  program = build(first, of_first, jax.local_devices(), lambda: stop.count > 0)
   memory, available = program.memory(), _available_bytes(program.devices)
   config.record.check_memory(config, parts.trained, available)
   if program.replay is not None:
@@ -286,34 +285,18 @@ def train(
       resume=unrolled.Resume(reset_moments, terminal.warn),
       phases=phases,
     )
-    scores = _Scores(prepared, folder, terminal, stop.is_set)
-    loop = loop_lib.Loop(
-      source,
-      config.learner,
-      loop_lib.Budget(
-        max_environment_steps=config.max_environment_steps,
-        max_seconds=None if config.max_minutes is None else 60 * config.max_minutes,
-      ),
-      loop_lib.Hooks(
-        should_stop=stop.is_set, make_logger=scores.make_logger, between=scores.between
-      ),
-      checkpointer=parts_lib.checkpointer(folder, config.learner.keep),
-      seed=config.seed,
-      profiler=None
-      if profile is None
-      else profile_lib.Profiler(profile, profile.folder(folder) / 'learner'),
-    )
+    between = _Between(prepared, folder, terminal)
+    loop = parts_lib.make_loop(config, folder, source, between.hooks, profile=profile)
     try:
       finished = loop.run()
     except FloatingPointError as error:
       terminal.say(str(error))
       return 1
     finally:
-      scores.close()
+      between.close()
   if profile is not None:
     print(profile_lib.report(profile, folder), flush=True)
-  print(progress_lib.summary(folder) if finished else _farewell(folder, config), flush=True)
-  return folder_lib.INTERRUPTED if not finished and stop.number == signal.SIGINT else 0
+  return progress_lib.farewell(folder, config, 0 if finished else stop.first)
 
 
 class _Terminal:
@@ -327,6 +310,8 @@ class _Terminal:
     self._progress.tick()
     self._events = metrics.JsonLines(folder / 'metrics' / 'events.jsonl')
     self.say = self._progress.say
+    self.warnings = progress_lib.Warnings(config, folder, self._events, self.say)
+    self.warn = self.warnings.warn
     self._failure: OSError | None = None
     self._is_closed = threading.Event()
     # A thread shows the line, since compilation, a call of updates or an evaluation may take minutes.
@@ -358,102 +343,54 @@ class _Terminal:
     """Writes to the run's events that training begins."""
     self._events.write({'kind': 'started', 'name': 'learner'})
 
-  def warn(self, text: str) -> None:
-    """Prints a warning and writes it to the run's events."""
-    self._events.write({'kind': 'warning', 'text': text})
-    self.say(f'warning: {text}')
 
+class _Between:
+  """Shows progress and evaluates, between the updates of a loop.
 
-class _Scores:
-  """Evaluates between updates, writes videos, and hands metrics to the agent's advice."""
+  Attributes:
+    hooks: callbacks of the loop.
+  """
 
-  def __init__(
-    self,
-    prepared: Prepared,
-    folder: pathlib.Path,
-    terminal: _Terminal,
-    should_stop: Callable[[], bool],
-  ):
-    self._should_stop = should_stop
-    self._config = config = prepared.config
+  def __init__(self, prepared: Prepared, folder: pathlib.Path, terminal: _Terminal):
+    self._prepared = prepared
     self._folder = folder
     self._terminal = terminal
-    options, agent = config.evaluator, prepared.parts.agent
-    self._play = episodes.Play(
-      prepared.parts.environment, agent, options.num_episodes, greedy=options.greedy,
-      should_stop=should_stop,
-    )  # fmt: skip
-    like = parts_lib.saved_shapes(config, prepared.parts)
-    newest = functools.partial(parts_lib.newest_params, folder, like)
-    self._camera = evaluator.Camera(
-      self._play,
-      folder / 'videos',
-      options.video_period,
-      *([] if agent.foresee is None else [newest]),
-    )
-    self._advice = config.record.make_advice(config, terminal.warn)
-    self._logger: Any = None
     self._begun_at = 0  # learner step
-    self._schedule = evaluator.Schedule(options)
+    self._scorer: evaluator.Scorer | None = None
+    self.hooks = loop_lib.Hooks(
+      should_stop=self._should_stop, make_logger=self._make_logger, between=self._between
+    )
 
-  def make_logger(self, step: int) -> Any:
-    """Makes the evaluator's logger, and returns the learner's, whose rows the agent's advice judges."""
+  def _should_stop(self) -> bool:
+    return self._prepared.stop.count > 0
+
+  def _make_logger(self, step: int) -> loop_lib.Logger:
+    """Makes the evaluation, and the learner's logger, whose rows the agent's advice judges."""
     self._begun_at = step
-    self._logger = self._open('evaluator', 'environment_step', step)
-    logger = self._open('learner', 'learner_step', step)
-    return logger if self._advice is None else _Advised(logger, self._advice)
+    config, folder = self._prepared.config, self._folder
+    self._scorer = parts_lib.make_scorer(
+      config, self._prepared.parts, folder, self._should_stop, resume=step
+    )
+    also = [self._terminal.warnings]
+    return parts_lib.make_logger(config, folder, parts_lib.LEARNER, resume=step, also=also)
 
-  def _open(self, name: str, key: str, step: int) -> Any:
-    return metrics.make_logger(
-      self._folder, name, steps_key=key, tensorboard=self._config.tensorboard,
-      wandb=self._config.wandb, resume=('learner_step', step),
-    )  # fmt: skip
-
-  def between(self, status: loop_lib.Status) -> None:
+  def _between(self, status: loop_lib.Status) -> None:
     """Notes progress; evaluates if that is due after the first update, or if the run has finished."""
+    assert self._scorer is not None
     if status.step > self._begun_at:
       self._terminal.reach(status.step, status.environment_step)
-    is_due = status.step > 0 and self._schedule.is_due(status.environment_step)
-    if not (is_due or status.finished):
-      return
-    self._schedule.begin(status.environment_step)
-    try:
-      result = evaluator.score(
-        self._play,
-        parameters.Snapshot(
-          status.step, status.environment_step, ended_launch=0, params=status.acting_params()
-        ),
-        final=status.finished,
-        config=self._config.evaluator,
-        logger=self._logger,
-        camera=self._camera,
-        seed=self._config.seed,
-        should_stop=self._should_stop,
+    is_due = status.step > 0 and self._scorer.schedule.is_due(status.environment_step)
+    if is_due or status.finished:
+      snapshot = parameters.Snapshot(
+        status.step, status.environment_step, ended_launch=0, params=status.acting_params()
       )
-    except rollout.StoppedError:
-      return
-    if self._advice is not None and result is not None:
-      self._advice.score = result.normalised_score
+      with contextlib.suppress(rollout.StoppedError):
+        self._scorer.score(snapshot, final=status.finished)
 
   def close(self) -> None:
     """Closes the evaluator's environments and its logger."""
-    self._play.close()
-    if self._logger is not None:
-      self._logger.close()
-
-
-class _Advised:
-  """A logger that also hands its values to the agent's advice."""
-
-  def __init__(self, logger: Any, judge: advice.Advice):
-    self._logger = logger
-    self._advice = judge
-    self.close = logger.close
-
-  def write(self, values: Mapping[str, Any]) -> None:
-    """Writes a row of metrics, then hands it to the advice, which may warn."""
-    self._logger.write(values)
-    self._advice.look(values)
+    if self._scorer is not None:
+      self._scorer.close()
 
 
 def _compile(prepared: Prepared, terminal: _Terminal) -> None:
@@ -508,10 +445,6 @@ def _phases(prepared: Prepared, terminal: _Terminal) -> list[unrolled.Phase]:
   return [phase_of(start) for start in starts]
 
 
-def _farewell(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> str:
-  return f'stopped; resume with: {folder_lib.resume_command(folder, config)}'
-
-
 def _prepare_process(config: launch_config.ExperimentConfig) -> None:
   """Sets up JAX and logging in this process, as other runs do by the environment of their nodes."""
   process.prepare()
@@ -523,35 +456,7 @@ def _prepare_process(config: launch_config.ExperimentConfig) -> None:
   variables.keep_compiled()
 
 
-class _Interrupts:
-  """Catches the first Ctrl-C or SIGTERM and confirms it at once; a second one ends the process.
-
-  Attributes:
-    number: number of the last signal; 0 before.
-  """
-
-  def __init__(self) -> None:
-    self.number = 0
-
-  def is_set(self) -> bool:
-    """Whether a signal has asked to stop."""
-    return self.number != 0
-
-  def __enter__(self) -> '_Interrupts':
-    self.number = 0
-    self._before: dict[int, Any] = {}
-
-    def on_signal(number: int, _: Any) -> None:
-      self.number = number
-      self.__exit__()
-      with contextlib.suppress(OSError):  # not print, which the signal may have interrupted
-        os.write(1, f'\n{folder_lib.STOPPING}\n'.encode())
-
-    is_main = threading.current_thread() is threading.main_thread()  # no other may set handlers
-    for number in (signal.SIGINT, signal.SIGTERM) if is_main else ():
-      self._before[number] = signal.signal(number, on_signal)
-    return self
-
-  def __exit__(self, *error: Any) -> None:
-    for number, before in self._before.items():
-      signal.signal(number, before)
+def _say_stopping() -> None:
+  """Confirms a signal at once, from its handler."""
+  with contextlib.suppress(OSError):  # not print, which the signal may have interrupted
+    os.write(1, f'\n{folder_lib.STOPPING}\n'.encode())

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import pathlib
 import shutil
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -115,7 +114,12 @@ def train(
   watcher.progress.end()
   if profile is not None and not commands.keys().isdisjoint(nodes.profiled):
     print(profile_lib.report(profile, folder), flush=True)
-  return _report(nodes, outcome, watcher.failed_late, evaluated=parts_lib.EVALUATOR in commands)
+  code = _report(nodes, outcome, watcher.failed_late)
+  if code is None and (outcome.interrupted or parts_lib.EVALUATOR in commands):
+    return progress_lib.farewell(folder, config, outcome.interrupted)
+  if code is None:
+    print('done')
+  return code or 0
 
 
 class _Nodes:
@@ -123,7 +127,6 @@ class _Nodes:
 
   Attributes:
     folder: folder of the run.
-    resume: the command that resumes the run.
     share: this host's share of the nodes; None for all.
     replay, learners: names of all nodes of replay and of the learner, also on other hosts.
     profiled: names of the nodes that trace updates with --profile.
@@ -134,7 +137,6 @@ class _Nodes:
     self, config: launch_config.ExperimentConfig, folder: pathlib.Path, share: Share | None
   ):
     self.folder = folder
-    self.resume = folder_lib.resume_command(folder, config)
     self.share = share
     self.replay = parts_lib.replay_names(config.replay.num_shards)
     self.learners = parts_lib.learners(config.learner.num_processes)
@@ -334,10 +336,8 @@ class _Watcher:
     return is_finished and self._is_drained()
 
 
-def _report(
-  nodes: _Nodes, outcome: supervisor.Outcome, failed_late: Sequence[str], *, evaluated: bool
-) -> int:
-  """Prints how the run ended, and returns the exit code of `train`."""
+def _report(nodes: _Nodes, outcome: supervisor.Outcome, failed_late: Sequence[str]) -> int | None:
+  """Prints why a run, or a stopped share of one, ended early; returns the exit code, None if it did not."""
   if outcome.failed is not None:
     log = nodes.log(outcome.failed)
     reason = user_errors.logged(log)
@@ -349,14 +349,10 @@ def _report(
   if failed_late:
     print(f'the learner did not write its last checkpoint; see {nodes.log(failed_late[0])}')
     return 1
-  if outcome.interrupted:
-    resume = '' if nodes.share else f'; resume with: {nodes.resume}'
-    print(f'stopped{resume}')
-    if nodes.share:
-      return STOPPED
-    return folder_lib.INTERRUPTED if outcome.interrupted == signal.SIGINT else 0
-  print(progress_lib.summary(nodes.folder) if evaluated else 'done')
-  return 0
+  if outcome.interrupted and nodes.share:
+    print('stopped')
+    return STOPPED
+  return None
 
 
 class Drain:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import launchpad as lp
 
-from hephaestus.actors import actor, episodes, evaluator
+from hephaestus.actors import actor, evaluator
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import metrics
@@ -142,12 +142,6 @@ def build_tables(config: launch_config.ExperimentConfig) -> list['reverb.Table']
   )
 
 
-def _make_logger(config: launch_config.ExperimentConfig, run: pathlib.Path, name: str, **options):
-  return metrics.make_logger(
-    run, name, tensorboard=config.tensorboard, wandb=config.wandb, **options
-  )
-
-
 def _count_writer(run: pathlib.Path) -> Callable[[loop.Status], None]:
   """Makes the learner's hook that writes `folder.COUNTS`, at most twice a second.
 
@@ -204,27 +198,12 @@ def build_learner(
     )
   is_first = group is None or group.is_first
   source = _make_source(config, run, launch_id, shards_here, place, should_stop, group, replay)
-  return loop.Loop(
-    source,
-    config.learner,
-    loop.Budget(
-      max_environment_steps=config.max_environment_steps,
-      max_seconds=None if config.max_minutes is None else 60 * config.max_minutes,
-    ),
-    loop.Hooks(
-      should_stop=should_stop,
-      make_logger=lambda step: _make_logger(
-        config, run, parts_lib.LEARNER, steps_key='learner_step', resume=('learner_step', step)
-      ),
-      **({'between': _count_writer(run)} if is_first else {}),
-    ),
-    checkpointer=parts_lib.checkpointer(run, config.learner.keep) if is_first else None,
-    seed=config.seed,
-    group=group,
-    profiler=profile_lib.Profiler(profile, profile.folder(run) / parts_lib.LEARNER)
-    if profile is not None and is_first
-    else None,
+  hooks = loop.Hooks(
+    should_stop=should_stop,
+    make_logger=lambda step: parts_lib.make_logger(config, run, parts_lib.LEARNER, resume=step),
+    **({'between': _count_writer(run)} if is_first else {}),
   )
+  return parts_lib.make_loop(config, run, source, hooks, profile=profile, group=group)
 
 
 def _make_source(
@@ -376,7 +355,7 @@ def build_actor(
     ),
     identity=actor.Identity(actor_id, config.seed, launch_id),
     config=config.actor,
-    logger=_make_logger(config, run, name, steps_key='environment_step'),
+    logger=parts_lib.make_logger(config, run, name),
     should_stop=should_stop,
     profiler=profiler,
   )
@@ -398,27 +377,11 @@ def build_evaluator(
   """
   should_stop = _stop_signal(config)
   parts = parts_lib.make_parts(config)
-  play = episodes.Play(
-    parts.environment,
-    parts.agent,
-    config.evaluator.num_episodes,
-    greedy=config.evaluator.greedy,
-    should_stop=should_stop,
-  )
   return evaluator.Evaluator(
-    play=play,
-    source=_params_source(parts, run, replay, parts_lib.EVALUATOR),
-    logger=_make_logger(config, run, parts_lib.EVALUATOR, steps_key='environment_step'),
-    should_stop=should_stop,
-    config=config.evaluator,
-    camera=evaluator.Camera(
-      play,
-      run / 'videos',
-      config.evaluator.video_period,
-      lambda: parts_lib.newest_params(run, parts_lib.saved_shapes(config, parts)),
-    ),
-    seed=config.seed,
-    launch_id=launch_id,
+    parts_lib.make_scorer(config, parts, run, should_stop),
+    _params_source(parts, run, replay, parts_lib.EVALUATOR),
+    should_stop,
+    launch_id,
   )
 
 

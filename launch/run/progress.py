@@ -2,10 +2,11 @@
 
 import pathlib
 import shutil
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from hephaestus.launch import config as launch_config
@@ -319,8 +320,28 @@ def summary(folder: pathlib.Path) -> str:
   return ' '.join(['done:', *shown, *([f'lost_steps={lost}'] if lost else [])])
 
 
+def farewell(folder: pathlib.Path, config: launch_config.ExperimentConfig, interrupted: int) -> int:
+  """Prints the last line of a run that has ended in order.
+
+  Args:
+    folder: folder of the run.
+    config: config of the run.
+    interrupted: number of the signal that has stopped the run; 0 if it has finished.
+
+  Returns:
+    The exit code: 0 when finished or stopped by SIGTERM, 130 by Ctrl-C.
+  """
+  resume = f'stopped; resume with: {folder_lib.resume_command(folder, config)}'
+  print(resume if interrupted else summary(folder), flush=True)
+  return folder_lib.INTERRUPTED if interrupted == signal.SIGINT else 0
+
+
 class Warnings:
-  """Prints and records the warnings of the agent's advice (`make_advice`), if it has any."""
+  """Prints and records warnings, also by the agent's advice (`make_advice`), if it has any.
+
+  The advice judges rows of the learner's metrics: each that is written to this logger, or, where another
+  process learns, the newest one at each `tick`.
+  """
 
   def __init__(
     self,
@@ -338,22 +359,31 @@ class Warnings:
       say: prints a line.
     """
 
-    def warn(text: str) -> None:
-      events.write({'kind': 'warning', 'name': parts_lib.LEARNER, 'text': text})
-      say(f'warning: {text}')
-
-    self._advice = config.record.make_advice(config, warn)
+    self._events, self._say = events, say
+    self._advice = config.record.make_advice(config, self.warn)
     self._metrics = folder / 'metrics'
     self._newest = time.time()
+
+  def warn(self, text: str) -> None:
+    """Prints a warning and writes it to the run's events."""
+    self._events.write({'kind': 'warning', 'name': parts_lib.LEARNER, 'text': text})
+    self._say(f'warning: {text}')
+
+  def write(self, row: Mapping[str, Any]) -> None:
+    """Hands a row of the learner's metrics to the advice."""
+    if self._advice is not None:
+      scored = metrics.last(self._metrics / 'evaluator.jsonl') or {}
+      self._advice.score = scored.get('normalised_score')
+      self._advice.look(row)
+
+  def close(self) -> None:
+    """Does nothing, as the events are closed by their owner."""
 
   def tick(self) -> None:
     """Hands the learner's newest row of metrics to the advice, if it is a new one."""
     row = None if self._advice is None else metrics.last(self._metrics / 'learner.jsonl')
-    if self._advice is None or row is None or row['time'] <= self._newest:
+    if row is None or row['time'] <= self._newest:
       return
     self._newest = row['time']
     acting = metrics.last(self._metrics / 'actor-0.jsonl') or {}
-    scored = metrics.last(self._metrics / 'evaluator.jsonl') or {}
-    self._advice.score = scored.get('normalised_score')
-    names = ('episode_return', 'episode_length')
-    self._advice.look(row | {name: acting.get(name) for name in names})
+    self.write(row | {name: acting.get(name) for name in ('episode_return', 'episode_length')})

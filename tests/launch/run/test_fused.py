@@ -26,6 +26,7 @@ from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import history
+from hephaestus.launch.processes import supervisor
 from hephaestus.launch.report import dashboard, panels
 from hephaestus.launch.run import fused, origin, parts
 from hephaestus.learner import checkpoint
@@ -501,9 +502,9 @@ def test_ctrl_c_saves_and_prints_how_to_resume(train, tmp_path, capfd):
 
 def test_signal_after_the_first_ends_the_process_whatever_its_kind(capfd):
   before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-  with fused._Interrupts() as interrupts:
-    assert not interrupts.is_set()
+  with supervisor.Interrupts(fused._say_stopping) as interrupts:
+    assert not interrupts.count
     signal.raise_signal(signal.SIGINT)
-    assert interrupts.number == signal.SIGINT
+    assert (interrupts.count, interrupts.first) == (1, signal.SIGINT)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
   assert folder_lib.STOPPING in capfd.readouterr().out
