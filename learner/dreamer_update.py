@@ -265,9 +265,10 @@ class DreamerUpdate:
       self.dreamer.model, policy, state.params, state.slow_critic, start, horizon, explore=True
     )
     mean = lambda _, x: BATCH.mean(x.mean())
+    action = self.dreamer.model.networks.actions.encode(sequence.action)
     rewards = targets_lib.head_rewards(self.dreamer.model.rewards, sequence.reward, rewards, mean)
     return _Imagined(
-      dreamt, ac.Replayed(replayed.features, history, rewards, sequence.discount, last)
+      dreamt, ac.Replayed(replayed.features, history, rewards, sequence.discount, last, action)
     )
 
   def _improve_actor_critic(
@@ -280,7 +281,8 @@ class DreamerUpdate:
     )
     params = state.params['actor_critic']
     grads, metrics = self._imagined_gradient(params, dreamt, targets)
-    metrics['replayed_value_loss'], replayed_grads = self._replayed_gradient(state, imagined)
+    replayed_metrics, replayed_grads = self._replayed_gradient(state, imagined)
+    metrics |= replayed_metrics
     grads = devices_lib.over_devices(jax.tree.map(jnp.add, grads, replayed_grads))
     updates, opt_state = self.policy_optimizer.update(grads, state.policy_opt_state)
     critics = self.dreamer.actor_critic.critics
@@ -417,17 +419,19 @@ class DreamerUpdate:
     result: tuple[Tree, Metrics] = jax.lax.fori_loop(0, num_chunks, add_chunk, empty)
     return result
 
-  def _replayed_gradient(self, state: TrainState, imagined: _Imagined) -> tuple[jax.Array, Tree]:
-    """Loss and gradient of the critic on replayed steps."""
-    scale = self.dreamer.config.replayed_value_scale
+  def _replayed_gradient(self, state: TrainState, imagined: _Imagined) -> tuple[Metrics, Tree]:
+    """Losses of critic and context module on replayed steps, and their gradient."""
+    scale, policy = self.dreamer.config.replayed_value_scale, self.dreamer.actor_critic
 
-    def loss(params: Tree) -> jax.Array:
-      return scale * self.dreamer.actor_critic.replayed_value_loss(
-        params, state.slow_critic, imagined.replayed
-      )
+    def loss(params: Tree) -> tuple[jax.Array, Metrics]:
+      value = scale * policy.replayed_value_loss(params, state.slow_critic, imagined.replayed)
+      own = policy.context_loss(params, imagined.replayed)
+      if own is None:
+        return value, {'replayed_value_loss': value}
+      return value + own, {'replayed_value_loss': value, 'context_loss': own}
 
-    result: tuple[jax.Array, Tree] = jax.value_and_grad(loss)(state.params['actor_critic'])
-    return result
+    grads, metrics = jax.grad(loss, has_aux=True)(state.params['actor_critic'])
+    return metrics, grads
 
 
 def _trained(params: Tree) -> Tree:

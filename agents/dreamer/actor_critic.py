@@ -70,6 +70,7 @@ class Replayed(NamedTuple):
     rewards: [T, B] float32, rewards that arrived at the steps, by name of each head that the loss trains.
     discount: [T, B] float32, the environment's discount.
     last: [T, B] bool, steps that end an episode; their value is bootstrapped and has no loss.
+    action: [T, B, A] float32, encoded actions; only `ActorCritic.context_loss` reads them.
   """
 
   features: Features
@@ -77,6 +78,7 @@ class Replayed(NamedTuple):
   rewards: dict[str, jax.Array]
   discount: jax.Array
   last: jax.Array
+  action: jax.Array | None = None
 
 
 class Targets(NamedTuple):
@@ -459,6 +461,25 @@ class ActorCritic:
       value = distributions.TwoHot(value.logits[:-1], value.bins)
       loss -= value.log_prob(return_) + value.log_prob(slow[:-1])
     return jnp.mean(jnp.where(last[:-1], 0.0, loss))
+
+  def context_loss(self, params: Tree, replayed: Replayed) -> jax.Array | None:
+    """The context module's own loss on replayed steps, [], see `Context.loss`; None without one.
+
+    The module learns from how far the critic errs, r + gamma d V' - V of the task, in units of `return_floor`.
+
+    Args:
+      params: parameters of context module and critic.
+      replayed: the [T, B] replayed steps, with their actions.
+    """
+    config, context = self.config, self.context.of_critic
+    assert replayed.action is not None
+    pooled = context.pool(params, replayed.history, replayed.features)
+    value = jax.lax.stop_gradient(self.values(params, replayed.features, pooled)[TASK].mean())
+    target = replayed.rewards[TASK] + config.gamma * replayed.discount * value
+    error = (target[1:] - value[:-1]) / config.return_floor
+    features, action = jax.tree.map(lambda x: x[:-1], (replayed.features, replayed.action))
+    loss = self.context.loss(params, features, action, error)
+    return None if loss is None else jnp.mean(jnp.where(replayed.last[:-1], 0.0, loss))
 
   def latent_loss(
     self, params: Tree, slow_critic: Tree, features: Features, sequence: experience.Sequence

@@ -13,7 +13,7 @@ NOVELTY_FLOOR = 1e-3  # least divisor of novelty's advantages
 INTRINSIC_FLOOR = 0.1  # the same for other intrinsic rewards; vitals of 0 cost at most 1.44
 AVERAGE_CHANGE_RATE = 0.02  # of the moving average of the networks that novelty reads
 LATENTS = ('categorical', 'gaussian')  # keys of `distributions.LATENTS`
-SCORES = ('learned', 'source', 'random', 'fixed')  # of a workspace; all but the first are baselines
+SCORES = ('learned', 'gain', 'source', 'random', 'fixed')  # of a workspace; the last 3: baselines
 # Rates of the fast and slow averages of novelty, which give competence: see `intrinsic.update`.
 COMPETENCE_FAST, COMPETENCE_SLOW = 0.1, 0.005
 

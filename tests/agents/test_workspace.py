@@ -320,6 +320,42 @@ def test_gate_moves_with_the_errand_that_is_due(learned):
   assert entropy > 0.8 * np.log(N)
 
 
+def test_gain_opens_the_candidate_that_explains_errors_of_the_critic(params):
+  """Random actions are rewarded by the errand that is due, with noise as large; no actor is trained."""
+  dreamer = make(memory_size=0, workspace_score='gain')
+  policy, module = dreamer.actor_critic, dreamer.actor_critic.context
+  statistics, optimizer = params['world_model']['statistics'], optax.adam(1e-2)
+  count, num_updates = errands.NUM_BUTTONS, 600
+
+  def random_steps(seed, *axes):
+    rng = np.random.default_rng(seed)
+    observation, countdown, wanted = observations_of(seed, *axes)
+    features = features_from(dreamer)(statistics, rng, observation)
+    due = np.take_along_axis(wanted, countdown.argmin(-1)[..., None], -1)[..., 0]
+    action = rng.integers(0, count, axes)
+    error = np.where(action == due, 1.0, -1.0) + rng.normal(size=axes)
+    return features, np.eye(count)[action].astype(np.float32), error.astype(np.float32), countdown
+
+  @jax.jit
+  def learn(key, *inputs):
+    def update(carry, inputs):
+      params, opt_state = carry
+      grads = jax.grad(lambda params: module.loss(params, *inputs).mean())(params)
+      updates, opt_state = optimizer.update(grads, opt_state)
+      return (optax.apply_updates(params, updates), opt_state), None
+
+    first = policy.init(key)
+    return jax.lax.scan(update, (first, optimizer.init(first)), inputs)[0][0], first
+
+  *steps, _ = random_steps(0, num_updates, BATCH)
+  learned, first = jax.device_get(learn(jax.random.key(0), *steps))
+  jax.tree.map(np.testing.assert_array_equal, learned['actor'], first['actor'])
+  features, _, _, countdown = random_steps(1, 1, 512)
+  gates = np.asarray(jax.jit(module.gates)(learned, history_of(np.zeros((1, 512, N))), features)[0])
+  is_due = countdown[0] == 0
+  assert gates[is_due].mean() > 0.8  # of a random gate 1/8
+
+
 # Scores.
 
 

@@ -146,6 +146,19 @@ class Context:
     """
     return jnp.ones((num_steps, 1, 1), jnp.float32)
 
+  def loss(
+    self, params: Tree, features: Features, action: jax.Array, error: jax.Array
+  ) -> jax.Array | None:
+    """Loss of the module's own at replayed steps, [...] float32; by default None: only the actor trains it.
+
+    Args:
+      params: parameters of the actor-critic, by network.
+      features: [..., ...], features of the steps.
+      action: [..., A] float32, encoded actions that were taken there.
+      error: [...] float32, errors of the critic that followed, see `ActorCritic.context_loss`.
+    """
+    return None
+
   def explain(self, context: jax.Array) -> Tree:
     """Extras of `Agent.explain` from [N, C] contexts, by name."""
     return {}

@@ -10,6 +10,15 @@ state. N is a candidate's novelty, dN its change since the step before, t the st
 and n how often the candidate was open in them, both from 1; D is the lack of the part's vitals, see
 `survival.lack`. Contents keep their positions in the actor's input, and are 0 where closed.
 
+With `workspace_score=gain` queries and keys learn by another loss than the actor's: a head predicts from each
+candidate by itself, and the action a, how far the critic's value proves wrong, delta = r + gamma V' - V:
+
+    loss      -ln sum_i w_i N(delta; q(x_i, a), 1)      w = softmax_i( query(h) key(x_i) / sqrt(32) )
+
+over replayed steps, in units of `return_floor`: a mixture of experts (Jacobs et al., 1991), whose weights
+turn to the candidate from which the critic gains most. The return itself would not do: where a policy has not yet
+learned what to do about a candidate, its value does not depend on it.
+
 A gate is 0 or 1, and its gradient is the gradient of sigmoid(score - rival): "straight-through", as in Bengio
 et al. (2013), "Estimating or propagating gradients through stochastic neurons". The rival is the score
 at which the gate would switch. Competition of candidates by keys and a query is as in Goyal et al.
@@ -40,6 +49,8 @@ NAME = 'workspace'
 KEY_SIZE = 32
 NOVELTY, CHANGE, VISITS, VITALS = 1.0, 0.6, 0.4, 1.5
 """Weights of the terms N, dN, the visits term and D of a score, which are not learned."""
+GAIN = 'gain'
+"""Name of the head q, and of the score that it trains."""
 RECALL = 'recall'
 """Name of the candidate that the episodic memory gives; its novelty is 0."""
 
@@ -143,11 +154,15 @@ class Workspace(context_lib.Context):
 
   def modules(self) -> dict[str, tuple[networks.MLP, int]]:
     config, count = self.networks.config, len(self.names)
-    if config.workspace_score != 'learned':
+    if config.workspace_score not in ('learned', GAIN):
       return {}
     mlp = lambda scale: networks.MLP(config.hidden_size, 1, KEY_SIZE, scale, raw=True)
     width = self._places[0].shape[1] + count
-    return {'query': (mlp(1.0), config.deterministic_size), 'key': (mlp(0.1), width)}
+    scores = {'query': (mlp(1.0), config.deterministic_size), 'key': (mlp(0.1), width)}
+    if config.workspace_score != GAIN:
+      return scores
+    head = networks.MLP(config.hidden_size, 1, 1, 0.1, raw=True)
+    return scores | {GAIN: (head, width + self.networks.actions.size)}
 
   # Scores and gates.
 
@@ -177,22 +192,37 @@ class Workspace(context_lib.Context):
 
   def _learned(self, params: Tree, features: Features) -> jax.Array:
     """The learned term at features [..., ...], [..., N] float32."""
-    shape = (*features.state.shape[:-1], len(self.names))
     if not self.modules():
-      return jnp.zeros(shape)
-    places, there = self._places
-    contents = self._contents(features).astype(jnp.float32)
-    contents = jnp.where(there, contents[..., places], 0.0)
-    identity = jnp.broadcast_to(np.eye(len(self.names), dtype=np.float32), (*shape, shape[-1]))
+      return jnp.zeros((*features.state.shape[:-1], len(self.names)))
+    candidates = self._candidates(features)
     belief = features.state.astype(jnp.float32)
     # Bounded, so that what is learned does not soon outweigh the other terms at every step.
     read = lambda name, *inputs: jnp.tanh(
       networks.apply(self.modules()[name][0], params[name], *inputs)
     )
-    product = jnp.sum(
-      read('query', belief)[..., None, :] * read('key', contents, identity), axis=-1
-    )
+    product = jnp.sum(read('query', belief)[..., None, :] * read('key', *candidates), axis=-1)
     return product / np.float32(np.sqrt(KEY_SIZE))
+
+  def _candidates(self, features: Features) -> tuple[jax.Array, jax.Array]:
+    """Contents of each candidate, padded, [..., N, M] float32, and its index, one-hot, [..., N, N]."""
+    places, there = self._places
+    contents = self._contents(features).astype(jnp.float32)
+    contents = jnp.where(there, contents[..., places], 0.0)
+    identity = np.eye(len(self.names), dtype=np.float32)
+    return contents, jnp.broadcast_to(identity, (*contents.shape[:-1], len(self.names)))
+
+  def loss(
+    self, params: Tree, features: Features, action: jax.Array, error: jax.Array
+  ) -> jax.Array | None:
+    """See `Context.loss`: the negative likelihood of the mixture, see the module's docstring."""
+    if self.networks.config.workspace_score != GAIN:
+      return None
+    candidates = self._candidates(features)
+    actions = jnp.broadcast_to(action[..., None, :], (*candidates[0].shape[:-1], action.shape[-1]))
+    head, _ = self.modules()[GAIN]
+    expected = networks.apply(head, params[GAIN], *candidates, actions)[..., 0]
+    weight = jax.nn.log_softmax(self._learned(params, features))
+    return -jax.nn.logsumexp(weight - jnp.square(error[..., None] - expected) / 2, axis=-1)
 
   def _contents(self, features: Features) -> jax.Array:
     """The features that are candidates: the recall, and the inputs of the numbers, [..., I]."""
@@ -289,7 +319,10 @@ class Workspace(context_lib.Context):
 
   def gates(self, params: Tree, history: GateHistory, features: Features) -> jax.Array:
     """Gates [R, B, N] float32 of the R steps of a history, whose features are [R, B, ...]."""
-    return self.gate(self._learned(params, features) + history.bonus)
+    learned = self._learned(params, features)
+    if self.networks.config.workspace_score == GAIN:
+      learned = jax.lax.stop_gradient(learned)
+    return self.gate(learned + history.bonus)
 
   def metrics(
     self,
