@@ -8,7 +8,7 @@ import pytest
 from small_dreamer import make_dreamer, random_features
 
 from hephaestus.agents.dreamer import config as dreamer_config
-from hephaestus.agents.dreamer import modules
+from hephaestus.agents.dreamer import modules, rssm
 from hephaestus.agents.dreamer.rewards import competence
 
 
@@ -75,6 +75,35 @@ def test_regions_tell_observations_apart_and_ignore_the_belief(reward):
   assert len(set(first)) > 40 and first.min() >= 0 and first.max() < 2**competence.BITS
   other = random_features(dreamer, random, 64)._replace(numbers=features.numbers)
   np.testing.assert_array_equal(region(other), first)
+
+
+def test_batch_is_one_visit_of_a_region_in_however_many_parts(reward):
+  """Parts that visited one after another would count a region once for each."""
+  dreamer, random, (num_steps, batch) = make_dreamer(), np.random.default_rng(0), (3, 4)
+  features = random_features(dreamer, random, num_steps, 1)
+  features = jax.tree.map(lambda x: np.repeat(x, batch, axis=1), features)  # in the same regions
+  novelty = random.uniform(1, 2, (num_steps, batch)).astype(np.float32)
+  first = np.zeros((num_steps, batch), bool)
+  first[1, 0] = True  # to which no transition leads, as to step 0
+
+  def tables(count):
+    def updated(features, novelty, first):
+      params = {modules.OF_REWARDS: {competence.NAME: reward.statistics()}}
+      replayed = rssm.Step(None, features, None, None, None, first)
+      return reward.updated(params, replayed, novelty, lambda x: jax.lax.pmean(x, 'parts'))
+
+    parts = lambda x: np.stack(np.split(x, count, axis=1))
+    split = jax.tree.map(parts, (features, novelty, first))
+    found = jax.device_get(jax.jit(jax.vmap(updated, axis_name='parts'))(*split))
+    return jax.tree.map(lambda x: x[0], found)
+
+  one, four = tables(1), tables(4)
+  assert one['visits'].max() == 1 and one['visits'].sum() == 2
+  np.testing.assert_array_equal(four['visits'], one['visits'])
+  expected = sorted([novelty[1, 1:].mean(), novelty[2].mean()])
+  for found in (one, four):
+    np.testing.assert_allclose(sorted(found['fast'][found['visits'] > 0]), expected, rtol=1e-5)
+  np.testing.assert_allclose(four['mean'], one['mean'], rtol=1e-4, atol=1e-5)
 
 
 def test_reward_is_the_progress_of_the_region_that_is_reached(reward):
