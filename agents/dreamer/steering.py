@@ -206,9 +206,8 @@ class Steering:
     def decode(world: Tree, stochastic: jax.Array) -> Tree:
       latent, model = step.latent._replace(stochastic=stochastic), self.dreamer.model
       slots = model.rssm.follow(world, before.slots, latent, step.previous)
-      if slots is not None:
-        slots = jnp.where(step.first[:, None], latent.slots, slots)
-      latent = latent._replace(slots=slots)
+      if slots is not None and latent.slots is not None:
+        latent = latent._replace(slots=jnp.where(step.first[:, None], latent.slots, slots))
       return model.decode(world, latent, step.previous, before.numbers, step.first)
 
     latents = step.priors.belief.mode().astype(step.latent.stochastic.dtype)
