@@ -393,5 +393,7 @@ class Play:
     observation, action = jax.tree.map(pad, (recording.observation, recording.action))
     foresight = self._foresee(params, dream_key, observation, action, np.int32(context))
     padded = (observation_lib.without_mask(observation), *jax.device_get(foresight))
-    observation, predicted, salience = jax.tree.map(lambda x: np.asarray(x)[:num_steps], padded)
-    return videos.comparison(self._environment.draw, observation, predicted, salience, context)
+    cut = jax.tree.map(lambda x: np.asarray(x)[:num_steps], padded)
+    observation, predicted, salience, masks = cut
+    draw = self._environment.draw
+    return videos.comparison(draw, observation, predicted, salience, context, masks)

@@ -1,5 +1,6 @@
 """Videos: writes frames to files, and draws observations, policies, and a world model's predictions."""
 
+import colorsys
 import functools
 import math
 import pathlib
@@ -168,13 +169,30 @@ def with_policy(
   return np.concatenate([frame, np.asarray(panel)], axis=1)
 
 
+def with_masks(frame: np.ndarray, masks: np.ndarray) -> np.ndarray:
+  """Tints a frame, [H, W, 3] uint8, by masks [S, H', W'] of slots, each in a colour of its own."""
+  hues = [colorsys.hsv_to_rgb(slot / len(masks), 1.0, 1.0) for slot in range(len(masks))]
+  height, width = frame.shape[:2]
+  row, column = (
+    np.arange(n) * m // n for n, m in zip((height, width), masks.shape[1:], strict=True)
+  )
+  tint = np.einsum('shw,sc->hwc', masks[:, row[:, None], column], 255 * np.array(hues))
+  return (0.5 * frame + 0.5 * tint).astype(np.uint8)
+
+
 def comparison(
-  draw: Draw, observation: Tree, predicted: Tree, salience: np.ndarray, context: int
+  draw: Draw,
+  observation: Tree,
+  predicted: Tree,
+  salience: np.ndarray,
+  context: int,
+  masks: np.ndarray | None = None,
 ) -> list[np.ndarray]:
   """Draws each observation on the left and the world model's prediction of it on the right.
 
   The line above the prediction is green while the model is given the observations, and purple in the
-  open-loop prediction. The bars below are the attention weights over a window of W steps, the newest
+  open-loop prediction. With masks of slots, the prediction is shown once more at the right, tinted by
+  them: of what is observed, then of what is imagined. The bars below are the attention weights over a window of W steps, the newest
   on the right; there are none for W = 1.
 
   Args:
@@ -183,6 +201,7 @@ def comparison(
     predicted: [T, ...] host arrays, likewise.
     salience: [T, W] attention weights, see `agent.Foresight`.
     context: number of observations given to the model, from the first.
+    masks: [T, S, H, W] masks of slots, likewise; None without slots.
 
   Returns:
     T frames, [height, width, 3] uint8 each.
@@ -192,13 +211,16 @@ def comparison(
   for t, weights in enumerate(salience):
     at = functools.partial(jax.tree.map, lambda x, t=t: x[t])
     left, right = show(at(observation)), show(at(predicted))
+    pictures = [left, right] if masks is None else [left, right, with_masks(right, masks[t])]
     height, width = left.shape[:2]
     below = BARS + MARGIN if len(weights) > 1 else 0
-    frame = np.empty((height + below + 3 * MARGIN, 2 * width + 3 * MARGIN, 3), np.uint8)
+    wide = len(pictures) * (width + MARGIN) + MARGIN
+    frame = np.empty((height + below + 3 * MARGIN, wide, 3), np.uint8)
     frame[...] = BACKGROUND
     top = 2 * MARGIN
-    frame[top : top + height, MARGIN : MARGIN + width] = left
-    frame[top : top + height, 2 * MARGIN + width : -MARGIN] = right
+    for index, shown in enumerate(pictures):
+      begin = MARGIN + index * (width + MARGIN)
+      frame[top : top + height, begin : begin + width] = shown
     colour = OBSERVED if t < context else PREDICTED
     frame[MARGIN // 2 : MARGIN // 2 + MARGIN, 2 * MARGIN + width : -MARGIN] = colour
     frames.append(frame)

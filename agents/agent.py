@@ -17,10 +17,13 @@ class Foresight(NamedTuple):
       first steps; then observations predicted only from the actions.
     salience: [T, W] float32, attention weights of the last W steps, oldest first, in the context that
       the actor reads at step t; 0 for steps before the episode.
+    masks: [T, S, H, W] float32, share of each slot in each pixel of an image, of sum 1 over slots; None
+      without slots.
   """
 
   observation: Tree
   salience: jax.Array
+  masks: jax.Array | None = None
 
 
 class Agent(NamedTuple):

@@ -1,5 +1,7 @@
 """The default dreamer in the sizes of `tiny`, and random batches for its update."""
 
+import dataclasses
+
 import dm_env
 import jax
 import numpy as np
@@ -13,6 +15,7 @@ from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.learner import config as learner_config
 
 NUM_STEPS, BATCH = 6, 8
+PIXELS = (9, 8, 29)
 VITALS = (environment.Vital('food', 0), environment.Vital('heat', 2))
 RATES = learner_config.LearnerConfig(
   batch_size=BATCH, rate_warm_up=1, model_learning_rate=3e-3, policy_learning_rate=1e-3
@@ -30,6 +33,16 @@ def make_dreamer(**changes):
   config = dreamer_config.DreamerConfig(**tiny.DREAMER | {'warm_up_updates': 0} | changes)
   observation_spec = {
     'bounded': environment.VitalsSpec((3,), np.float32, 0, 1, VITALS),
+    'real': specs.Array((2,), np.float32),
+  }
+  return dreamer_agent.make_dreamer(config, observation_spec, specs.DiscreteArray(3))
+
+
+def make_dreamer_of_images():
+  """A Dreamer that reads an image by slots, and real numbers; otherwise as `make_dreamer`."""
+  config = dataclasses.replace(make_dreamer().config, slots=3, slot_size=4)
+  observation_spec = {
+    'pixels': specs.BoundedArray(PIXELS, np.uint8, 0, 255),
     'real': specs.Array((2,), np.float32),
   }
   return dreamer_agent.make_dreamer(config, observation_spec, specs.DiscreteArray(3))

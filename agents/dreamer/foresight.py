@@ -37,7 +37,8 @@ def foresee(
     context: [] int32, number of observed steps.
 
   Returns:
-    Foresight of predicted observations, [T, ...] float32, and the salience, [T, W] float32.
+    Foresight of predicted observations, [T, ...] float32, the salience, [T, W] float32, and the masks of
+    slots.
   """
   model_params, policy_params = params['world_model'], params['actor_critic']
   num_steps = len(action)
@@ -61,10 +62,11 @@ def foresee(
     predicted = model.decode(model_params, latent, previous, open_.latent.numbers, first)
     carry = rssm.Recurrent(state(seen)[0], action), rssm.Recurrent(latent, action)
     read = actor_critic.context.inputs(policy_params, seen, model.novelty(seen))
-    return carry, (jax.tree.map(lambda x: x[0], predicted), seen.features, read)
+    masks = None if latent.slots is None else model.rssm.paint(model_params, latent)[1][0]
+    return carry, (jax.tree.map(lambda x: x[0], predicted), masks, seen.features, read)
 
   initial = model.rssm.initial(1)
-  _, (predicted, features, read) = jax.lax.scan(step, (initial, initial), inputs)
+  _, (predicted, masks, features, read) = jax.lax.scan(step, (initial, initial), inputs)
   history = actor_critic.context.replayed(features, read, is_first[:, None])
   weights = actor_critic.context.weights(policy_params, history, num_steps)
-  return agent_lib.Foresight(predicted, weights[:, 0])
+  return agent_lib.Foresight(predicted, weights[:, 0], masks)

@@ -1,6 +1,6 @@
 """Slots: an image as a set of vectors, ideally one for each object, which the world model's state holds.
 
-    observed     s_t = attention(image_t, norm(s_{t-1} + start)),  with s_{t-1} = 0 at FIRST
+    observed     s_t = norm(attention(image_t, norm(s_{t-1} + start))),  with s_{t-1} = 0 at FIRST
     imagined     s_t = norm(s_{t-1} + cell(s_{t-1}, mean of the other slots, start, c_t)),  one cell for all
     image        sum over slots( mask colour ),  masks and colours = painter(s_t)
 
@@ -84,7 +84,7 @@ class Attention(nn.Module):
   """A round of slot attention, in which slots compete for the tokens of an image.
 
     a, w = `weights_of`( k q / sqrt(D) )
-    s <- GRU( sum over tokens( w v ), s )        s <- norm( s + MLP( s ) )
+    s <- GRU( sum over tokens( w v ), s )        s <- s + MLP( s )
 
   Locatello et al. (2020), "Object-centric learning with slot attention", algorithm 1.
 
@@ -101,7 +101,8 @@ class Attention(nn.Module):
     """Slots [..., S, D] after a round of attention to tokens [..., N, D]; and a, [..., S, N] float32."""
     size = slots.shape[-1]
     dense = lambda name: networks.Dense(size, use_bias=False, dtype=self.dtype, name=name)
-    keys, values, queries = dense('key')(tokens), dense('value')(tokens), dense('query')(slots)
+    keys, values = dense('key')(tokens), dense('value')(tokens)
+    queries = dense('query')(networks.LayerNorm(dtype=self.dtype, name='ask')(slots))
     product = lambda form, *x: jnp.einsum(form, *x, preferred_element_type=jnp.float32)
     shares, weights = weights_of(product('...sd,...nd->...sn', queries, keys) * size**-0.5)
     update = product('...sn,...nd->...sd', weights.astype(self.dtype), values)
@@ -110,7 +111,7 @@ class Attention(nn.Module):
       self.hidden_size, 1, size, activation='relu', layer_norm=False, dtype=self.dtype, name='mlp'
     )
     before = networks.LayerNorm(dtype=self.dtype, name='refine')
-    return unit(slots + mlp(before(slots)), self.dtype), shares
+    return slots + mlp(before(slots)), shares
 
 
 class Painter(nn.Module):
@@ -260,7 +261,7 @@ class Slots:
       slots = last = unit(carried + frozen['start'], self.dtype)
       for _ in range(self.num_rounds):
         last, (slots, _) = slots, self._apply(frozen, 'attention', tokens, slots)
-      return slots, last
+      return unit(slots, self.dtype), last
 
     before = self._split(before).astype(self.dtype)
     before, inputs = jax.lax.stop_gradient((before, (tokens, first)))
@@ -270,7 +271,7 @@ class Slots:
       start
     )  # where slots start is learned as if by the last round
     slots, shares = self._apply(params, 'attention', tokens, slots)
-    return self._join(slots), shares
+    return self._join(unit(slots, self.dtype)), shares
 
   def imagine(self, params: Tree, before: jax.Array, context: jax.Array) -> jax.Array:
     """Slots [..., S D] one step after slots [..., S D], in a context [..., F]."""

@@ -102,9 +102,8 @@ class Steering:
     )
     observation, first = jax.tree.map(lambda x: jnp.asarray(x)[None], (observation, first))
     step, _ = model.observe(params, recurrent, observation, first, None)
-    numbers = recurrent.latent.numbers
     mask = observation_lib.action_mask(observation)
-    return self._predict(params, key, before, numbers, step, self._held(params, step), mask)
+    return self._predict(params, key, before, step, self._held(params, step), mask)
 
   def imagine(
     self,
@@ -140,7 +139,7 @@ class Steering:
     )
     mask = model.action_mask(world, step.features) if model.networks.has_mask else None
     held = self._held(params, step)
-    return self._predict(params, action_key, before, recurrent.latent.numbers, step, held, mask)
+    return self._predict(params, action_key, before, step, held, mask)
 
   def _held(self, params: Tree, step: rssm.Step) -> Tree:
     """The observation [1, ...] that the model's state holds: its numbers, and images by the decoder."""
@@ -157,7 +156,6 @@ class Steering:
     params: Tree,
     key: chex.PRNGKey,
     before: Belief,
-    numbers: jax.Array,
     step: rssm.Step,
     observation: Tree,
     mask: jax.Array | None,
@@ -168,7 +166,6 @@ class Steering:
       params: parameters of all parts of the agent.
       key: PRNG key of the policy's action.
       before: belief at the step before.
-      numbers: [1, F], numbers of the step before.
       step: the step.
       observation: the observation to show, [1, ...].
       mask: [1, A] bool, legal actions; None where all are.
@@ -183,7 +180,7 @@ class Steering:
     noise = policy.noise(key)[None]
     action, _ = policy.sample(distribution, jnp.zeros_like(noise) if self.greedy else noise)
     values = policy.values(own, step.features, context)
-    members, unrounded = self._members(world, step, numbers)
+    members, unrounded = self._members(world, step, before.latent)
     prediction = Prediction(
       observation=observation,
       reward=model.reward(world, step.features).mean(),
@@ -198,7 +195,7 @@ class Steering:
     )
     return Belief(step.latent, memory), jax.tree.map(lambda x: x[0], prediction)
 
-  def _members(self, world: Tree, step: rssm.Step, numbers: jax.Array) -> tuple[Tree, Tree]:
+  def _members(self, world: Tree, step: rssm.Step, before: rssm.Latent) -> tuple[Tree, Tree]:
     """The observations [K, 1, ...] by each member's most likely latent: as they occur, and unrounded."""
     # As if numbers between the values that occur had been observed, to which predictions are rounded.
     statistics = {
@@ -207,8 +204,11 @@ class Steering:
     }
 
     def decode(world: Tree, stochastic: jax.Array) -> Tree:
-      latent = step.latent._replace(stochastic=stochastic)
-      return self.dreamer.model.decode(world, latent, step.previous, numbers, step.first)
+      latent, model = step.latent._replace(stochastic=stochastic), self.dreamer.model
+      slots = model.rssm.follow(world, before.slots, latent, step.previous)
+      if slots is not None and latent.slots is not None:
+        latent = latent._replace(slots=jnp.where(step.first[:, None], latent.slots, slots))
+      return model.decode(world, latent, step.previous, before.numbers, step.first)
 
     latents = step.priors.belief.mode().astype(step.latent.stochastic.dtype)
     each = jax.vmap(decode, in_axes=(None, 0))

@@ -99,6 +99,25 @@ def test_observation_is_left_of_the_prediction():
   assert len(without_salience[0]) == height - videos.BARS - videos.MARGIN
 
 
+def test_masks_tint_the_prediction_in_a_colour_for_each_slot():
+  side = videos.SIDE
+  frame = np.full((side, side, 3), 100, np.uint8)
+  masks = np.zeros((3, 4, 2), np.float32)
+  masks[0, :2], masks[2, 2:] = 1, 1
+  tinted = videos.with_masks(frame, masks)
+  assert (tinted[: side // 2] == tinted[0, 0]).all()
+  assert (tinted[side // 2 :] == tinted[-1, -1]).all()
+  assert tinted[0, 0].tolist() == [177, 50, 50] and tinted[-1, -1].tolist() == [50, 50, 177]
+  predicted, shares = np.zeros((NUM_STEPS, 1)), np.ones((NUM_STEPS, 1))
+  frames = videos.comparison(
+    lambda _: frame, predicted, predicted, shares, 1, np.tile(masks, (NUM_STEPS, 1, 1, 1))
+  )
+  top = 2 * videos.MARGIN
+  left = [videos.MARGIN + index * (side + videos.MARGIN) for index in range(3)]
+  for begin, shown in zip(left, (frame, frame, tinted), strict=True):
+    np.testing.assert_array_equal(frames[2][top : top + side, begin : begin + side], shown)
+
+
 def test_camera_writes_episode_and_prediction_at_the_end(tmp_path):
   env = catch.Catch(**tiny.CATCH)
   config = dreamer_config.DreamerConfig(**tiny.DREAMER)

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from hephaestus.agents.dreamer import slots as slots_lib
+from hephaestus.agents.dreamer import steering
 
 S, D = 3, 4
 ON = {'slots': S, 'slot_size': D}
@@ -193,6 +194,30 @@ def test_reward_reaches_the_perception_of_slots_and_the_loss_all_of_it(replayed)
     assert all(np.abs(x).max() > 0 for x in jax.tree.leaves(by_reward[name])), name
   for path, leaf in jax.tree_util.tree_leaves_with_path(by_all):
     assert np.abs(leaf).max() > 0, jax.tree_util.keystr(path)
+
+
+def test_each_member_imagines_an_image_of_its_own(dreamer, make_params, make_observation):
+  steer = steering.Steering(dreamer, greedy=True)
+  params = make_params(dreamer)
+  observation = make_observation(dreamer, np.random.default_rng(0))
+
+  @jax.jit
+  def steps(params, observation):
+    key, action = jax.random.key(0), jnp.int32(1)
+    belief, seen = steer.observe(params, key, steer.initial(), action, observation, True)
+    belief, dreamt = steer.imagine(params, key, belief, action, jnp.int32(0), sampled=True)
+    return seen, dreamt, model.rssm.paint(params['world_model'], belief.latent)[1]
+
+  model = dreamer.model
+  seen, dreamt, masks = jax.device_get(steps(params, observation))
+  assert dreamt.observation.shape == model.observation_spec.shape
+  assert np.abs(dreamt.members[0] - dreamt.members[1]).max() > 0.1
+  np.testing.assert_array_equal(seen.members[0], seen.members[1])  # at FIRST nothing is predicted
+  assert masks.shape == (1, S, *model.observation_spec.shape[:2])
+  foresee = lambda *x: dreamer.agent.foresee(*x, jax.random.key(0), *stream, jnp.int32(2))
+  stream = jnp.zeros((5, *model.observation_spec.shape), jnp.uint8), jnp.zeros(5, jnp.int32)
+  shown = jax.eval_shape(foresee, params)
+  assert shown.masks.shape == (5, S, *model.observation_spec.shape[:2])
 
 
 def test_without_slots_nothing_has_any(make_dreamer, param_shapes):

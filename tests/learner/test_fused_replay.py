@@ -32,6 +32,13 @@ COGNITION = config.override(
     'agent.memory_size=64', 'agent.memory_dream_share=0.5', 'agent.workspace_size=2',
   ],
 )  # fmt: skip
+SLOTS = config.override(
+  presets.laptop('sprites'),
+  [
+    *(each for each in OPTIONS if not each.startswith('environment.')),
+    'agent.slots=3', 'agent.slot_size=4',
+  ],
+)  # fmt: skip
 # The agent of most tests has a memory: a part of its state that no optimizer changes.
 MEMORY = config.override(CONFIG, ['agent.memory_size=64'])
 IMAGES = config.override(CONFIG, ['environment.cell_pixels=9', 'agent.image_channels=4'])
@@ -217,15 +224,29 @@ def test_stopped_run_resumes_bitwise(program, tmp_path):
 
 
 @pytest.mark.faults
-def test_run_with_cognition_resumes_bitwise():
-  made = make_program(base=COGNITION)
+@pytest.mark.parametrize(
+  ('base', 'names'),
+  [
+    (
+      COGNITION,
+      {
+        'intrinsic/survival',
+        'intrinsic/empowerment',
+        'intrinsic/progress',
+        'memory/filled',
+        'workspace/share_vitals',
+      },
+    ),
+    (SLOTS, {'slots/used', 'slots/change_error'}),
+  ],
+)
+def test_run_with_cognition_resumes_bitwise(base, names):
+  made = make_program(base=base)
   whole, _ = made.iterate(begin(made), 7)
   parts, _ = made.iterate(begin(made), 3)
   parts, sums = made.iterate(made.place(made.gather(parts)), 4)
   assert_equal(made.gather(whole), made.gather(parts))
-  assert set(sums) >= {
-    'intrinsic/survival', 'intrinsic/empowerment', 'intrinsic/progress', 'memory/filled', 'workspace/share_vitals'
-  }  # fmt: skip
+  assert set(sums) >= names
 
 
 def test_run_reports_as_a_distributed_one_and_ends_with_the_last_allowed_update(program, tmp_path):

@@ -6,7 +6,6 @@ parameters renews them, on purpose, by
     RENEW_DIGESTS=1 .venv/bin/python -m pytest tests/learner/test_update_digests.py
 """
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -16,7 +15,16 @@ import numpy as np
 import pytest
 from dm_env import specs
 from jax import flatten_util
-from small_dreamer import BATCH, COGNITION, NUM_STEPS, RATES, make_batch, make_dreamer
+from small_dreamer import (
+  BATCH,
+  COGNITION,
+  NUM_STEPS,
+  PIXELS,
+  RATES,
+  make_batch,
+  make_dreamer,
+  make_dreamer_of_images,
+)
 from trainer import Trainer
 
 from hephaestus.agents.dreamer import agent as dreamer_agent
@@ -28,21 +36,11 @@ TOLERANCE = 2e-3
 """A share of the part's norm; XLA's optimisations, which sum in another order, change a tenth of it at most."""
 
 
-def frames():
-  """An image that slots read, and numbers."""
-  config = dataclasses.replace(make_dreamer().config, slots=3, slot_size=4)
-  observation_spec = {
-    'pixels': specs.BoundedArray((9, 8, 29), np.uint8, 0, 255),
-    'real': specs.Array((2,), np.float32),
-  }
-  return dreamer_agent.make_dreamer(config, observation_spec, specs.DiscreteArray(3))
-
-
 def pictures():
   """Images and real numbers, continuous actions, a Gaussian latent, salience, and a memory."""
   config = make_dreamer(latent='gaussian', window=3, memory_size=64, image_channels=4).config
   observation_spec = {
-    'pixels': specs.BoundedArray((9, 8, 29), np.uint8, 0, 255),
+    'pixels': specs.BoundedArray(PIXELS, np.uint8, 0, 255),
     'real': specs.Array((2,), np.float32),
   }
   action_spec = specs.BoundedArray((2,), np.float32, [-1, 0], [1, 4])
@@ -53,7 +51,7 @@ DREAMERS = {
   'default': make_dreamer,
   'cognition': lambda: make_dreamer(**COGNITION),
   'pictures': pictures,
-  'slots': frames,
+  'slots': make_dreamer_of_images,
 }
 """Together they have every option, since a workspace allows neither images nor salience."""
 
@@ -63,7 +61,7 @@ def batch_of(dreamer, seed):
   batch, random = make_batch(dreamer, seed), np.random.default_rng(seed)
   normal = lambda x: random.normal(size=x.shape).astype(x.dtype)
   if 'pixels' in dreamer.model.observation_spec:
-    pixels = random.integers(0, 256, (BATCH, NUM_STEPS, 9, 8, 29)).astype(np.uint8)
+    pixels = random.integers(0, 256, (BATCH, NUM_STEPS, *PIXELS)).astype(np.uint8)
     observation = {'pixels': pixels, 'real': batch.observation['real']}
     batch = batch._replace(observation=observation)
     if not dreamer.actor_critic.discrete:
