@@ -3,6 +3,7 @@
 import abc
 import collections
 import dataclasses
+import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -278,8 +279,8 @@ class Loop:
     hooks: callbacks to this process.
     checkpointer: saves and restores the whole state; None where another process does.
     seed: seed of the first state.
-    group: the processes that learn as one, each of which reads its part of every batch; None
-      if there is only this one. Only the first publishes, saves and reports.
+    group: the processes that learn as one, each of which reads its part of every batch. Only the first
+      publishes, saves and reports.
     profiler: traces some of the updates; None for none.
 
   Attributes:
@@ -299,7 +300,7 @@ class Loop:
     *,
     checkpointer: checkpoint_lib.Checkpointer | None,
     seed: int,
-    group: process_group_lib.ProcessGroup | None = None,
+    group: process_group_lib.Group = process_group_lib.ONE_PROCESS,
     profiler: profile_lib.Profiler | None = None,
   ):
     self._source = source
@@ -308,8 +309,7 @@ class Loop:
     self._hooks = hooks
     self._checkpointer = checkpointer
     self._group = group
-    self._profiler = profiler
-    self._is_first = group is None or group.is_first
+    self._profiler = profiler or profile_lib.Profiler(None, pathlib.Path())
     self._logger: Logger = _Silent()
     self._pending: list[Done] = []
     self._first_update: float | None = None
@@ -322,7 +322,7 @@ class Loop:
     """The whole state of the newest checkpoint, or a new one; equal in all processes."""
     key = jax.random.key(seed)
     whole, step = self._source.shapes(), 0
-    if self._is_first:
+    if self._group.is_first:
       restored = None
       if self._checkpointer is not None:
         restored = self._source.restore(self._checkpointer, key)
@@ -332,8 +332,7 @@ class Loop:
       else:
         whole, step = restored
         logging.info('Training resumes at update %d.', step)
-    if self._group is not None:
-      whole, step = self._group.broadcast((whole, np.int64(step)))
+    whole, step = self._group.broadcast((whole, np.int64(step)))
     return whole, int(step)
 
   def run(self) -> bool:
@@ -346,7 +345,7 @@ class Loop:
       OSError, ValueError: a checkpoint was not written, see `Checkpointer.save` and `wait`.
       RuntimeError: another process of the group stopped or ended, see `ProcessGroup.leave`.
     """
-    if self._is_first:
+    if self._group.is_first:
       self._logger = self._hooks.make_logger(self.step)
     try:
       return self._run()
@@ -358,14 +357,12 @@ class Loop:
     try:
       self._train()
     except Exception as error:
-      if self._group is not None:
-        self._group.note_failure(error)
+      self._group.note_failure(error)
       raise
     finally:
-      if self._profiler is not None:
-        self._profiler.close(self.step)
+      self._profiler.close(self.step)
       self._source.close()
-    finished = self._is_first and self._is_over()
+    finished = self._group.is_first and self._is_over()
     if finished and self._pending:
       self._report()
     self._save()
@@ -376,19 +373,19 @@ class Loop:
     if finished:  # the hook may read the last checkpoint
       self._hooks.between(status)
     logging.info('Training %s at update %d.', 'finished' if finished else 'stopped', self.step)
-    if self._group is not None:
-      self._group.leave(finished=finished, was_asked=self._hooks.should_stop)
+    self._group.leave(finished=finished, was_asked=self._hooks.should_stop)
     return finished
 
   def _train(self) -> None:
     """Updates until this process, or another of its group, wishes to end."""
-    while self._group is not None or not self._wishes_to_end():
+    is_one = self._group.size == 1  # else all end together
+    while not (is_one and self._wishes_to_end()):
       self._interlude()
       self.state = self._source.collect(self.state)
       ready = self._source.ready(POLL_SECONDS)
       if not ready:
         self._source.on_idle(self._status())
-        if self._group is None or not (self._wishes_to_end() or self._group.is_asked_to_end()):
+        if is_one or not (self._wishes_to_end() or self._group.is_asked_to_end()):
           continue
       if self._ends_together(now=not ready):
         return
@@ -408,24 +405,19 @@ class Loop:
       self._source.on_idle(self._status())  # others may wait for a batch
       return self._wishes_to_end()
 
-    return self._group is not None and self._group.ends(
-      now=now or self._wishes_to_end(), wishes=wishes
-    )
+    return self._group.ends(now=now or self._wishes_to_end(), wishes=wishes)
 
   def _update(self) -> None:
     """One call of the source's `update`."""
     most = self._most_updates()
     if self._pending:  # one call in flight, so batches are sampled in time
       jax.block_until_ready(self._pending[-1].metrics)
-    if self._profiler is not None:
-      self._profiler.reach(self.step)
-    if self._group is not None:
-      self._group.begin_update(self.step)
+    self._profiler.reach(self.step)
+    self._group.begin_update(self.step)
     began = time.monotonic()
     with jax.profiler.StepTraceAnnotation('update', step_num=self.step):
       self.state, done = self._source.update(self.state, self.step, most)
-    if self._group is not None:
-      self._group.dispatched_update(next(iter(done.metrics.values())))
+    self._group.dispatched_update(next(iter(done.metrics.values())))
     if self._first_update is None:
       self._first_update = time.monotonic() if done.compiled else began
     if done.compiled:
@@ -442,7 +434,7 @@ class Loop:
     counts = [self._config.log_period - self.step % self._config.log_period]
     if self._config.checkpoint_updates:
       counts.append(self._config.checkpoint_updates - self.step % self._config.checkpoint_updates)
-    edge = self._profiler and self._profiler.next(self.step)
+    edge = self._profiler.next(self.step)
     if edge:
       counts.append(edge - self.step)
     return min(counts)
@@ -457,7 +449,7 @@ class Loop:
       self._first_update += lost
 
   def _wishes_to_end(self) -> bool:
-    return self._hooks.should_stop() or (self._is_first and self._is_over())
+    return self._hooks.should_stop() or (self._group.is_first and self._is_over())
 
   def _is_over(self) -> bool:
     """Whether the budget is spent."""

@@ -269,6 +269,48 @@ class ProcessGroup:
       exit_at_once(self._exit_code)
 
 
+class OneProcess:
+  """The group of a learner of one process, which neither waits for others nor tells them anything.
+
+  Its attributes and methods are those that `ProcessGroup` has, too.
+  """
+
+  is_first, size = True, 1
+
+  def broadcast(self, tree: Tree) -> Tree:
+    return tree
+
+  def sum(self, count: int, meanwhile: Callable[[], object]) -> int:
+    del meanwhile
+    return count
+
+  def meet(self, meanwhile: Callable[[], object]) -> None:
+    del meanwhile
+
+  def is_asked_to_end(self) -> bool:
+    return False
+
+  def ends(self, *, now: bool, wishes: Callable[[], bool]) -> bool:
+    del now, wishes
+    return False
+
+  def note_failure(self, error: Exception) -> None:
+    del error
+
+  def begin_update(self, step: int) -> None:
+    del step
+
+  def dispatched_update(self, result: jax.Array) -> None:
+    del result
+
+  def leave(self, *, finished: bool, was_asked: Callable[[], bool]) -> None:
+    del finished, was_asked
+
+
+Group = ProcessGroup | OneProcess
+ONE_PROCESS = OneProcess()
+
+
 class Call:
   """Runs a function in a thread, so that the main thread handles signals meanwhile.
 

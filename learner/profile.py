@@ -63,7 +63,7 @@ class Profiler:
   does not trace it again; a node that was killed while it traced traces the rest.
 
   Args:
-    span: the learner steps to trace.
+    span: the learner steps to trace; None for none.
     folder: folder for this node's trace.
     most: the trace ends at this number of calls of `reach` after it began.
     late: whether the trace may begin after the span, as for an actor that the rate limiter blocks.
@@ -71,17 +71,17 @@ class Profiler:
 
   def __init__(
     self,
-    span: Span,
+    span: Span | None,
     folder: pathlib.Path,
     *,
     most: int = MOST_UPDATES,
     late: bool = False,
   ):
-    self._span = span
+    self._span = span or Span(0, 0)
     self._folder = folder
     self._most = most
     self._late = late
-    self._over = (folder / _DONE).exists()
+    self._over = span is None or (folder / _DONE).exists()
     self._is_warm = False
     self._first: int | None = None  # step at which the trace began
     self._calls = 0

@@ -191,17 +191,16 @@ def build_learner(
   """
   process.prepare()
   should_stop = _stop_signal(config)
-  group = None
+  group: process_group_lib.Group = process_group_lib.ONE_PROCESS
   if place is not None:  # before any array is made
     group = process_group_lib.ProcessGroup(
       place, stuck_seconds=config.learner.stuck_seconds, should_stop=should_stop
     )
-  is_first = group is None or group.is_first
   source = _make_source(config, run, launch_id, shards_here, place, should_stop, group, replay)
   hooks = loop.Hooks(
     should_stop=should_stop,
     make_logger=lambda step: parts_lib.make_logger(config, run, parts_lib.LEARNER, resume=step),
-    **({'between': _count_writer(run)} if is_first else {}),
+    **({'between': _count_writer(run)} if group.is_first else {}),
   )
   return parts_lib.make_loop(config, run, source, hooks, profile=profile, group=group)
 
@@ -213,13 +212,13 @@ def _make_source(
   shards_here: Sequence[int],
   place: process_group_lib.Place | None,
   should_stop: Callable[[], bool],
-  group: process_group_lib.ProcessGroup | None,
+  group: process_group_lib.Group,
   replay: Sequence['reverb.Client'],
 ) -> loop.Source:
   """Makes the source of batches: a queue for on-policy agents, else replay; the first process publishes."""
   parts = parts_lib.make_parts(config)
   address = _addresses(replay)
-  is_first = group is None or group.is_first
+  is_first = group.is_first
   trained = sampled.Trained(
     config.record.make_update(config, parts.trained, num_devices=jax.device_count()),
     parts.agent.acting_params,

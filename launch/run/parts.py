@@ -178,7 +178,7 @@ def make_loop(
   hooks: loop.Hooks,
   *,
   profile: profile_lib.Span | None,
-  group: process_group.ProcessGroup | None = None,
+  group: process_group.Group = process_group.ONE_PROCESS,
 ) -> loop.Loop:
   """Makes the training loop of a run, with its limits and checkpoints.
 
@@ -188,12 +188,11 @@ def make_loop(
     source: supplies batches, and does the updates.
     hooks: callbacks to this process.
     profile: learner updates to trace; None for none.
-    group: the processes of a learner of several; None for one. Only the first saves and is traced.
+    group: the processes that learn as one. Only the first saves and is traced.
 
   Raises:
     ValueError: the newest checkpoint is of another config.
   """
-  is_first = group is None or group.is_first
   return loop.Loop(
     source,
     config.learner,
@@ -202,11 +201,11 @@ def make_loop(
       max_seconds=None if config.max_minutes is None else 60 * config.max_minutes,
     ),
     hooks,
-    checkpointer=checkpointer(run, config.learner.keep) if is_first else None,
+    checkpointer=checkpointer(run, config.learner.keep) if group.is_first else None,
     seed=config.seed,
     group=group,
     profiler=profile_lib.Profiler(profile, profile.folder(run) / LEARNER)
-    if profile is not None and is_first
+    if profile is not None and group.is_first
     else None,
   )
 

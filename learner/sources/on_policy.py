@@ -27,7 +27,7 @@ class OnPolicy(sampled.Sampled):
     stale_filter: decides which sequences are kept.
     steps_per_sequence: environment steps of a sequence, T - 1.
     devices: local devices; None for all.
-    group: the processes that learn as one; None if there is only this one.
+    group: the processes that learn as one.
   """
 
   def __init__(
@@ -38,11 +38,9 @@ class OnPolicy(sampled.Sampled):
     *,
     steps_per_sequence: int,
     devices: list[jax.Device] | None = None,
-    group: process_group_lib.ProcessGroup | None = None,
+    group: process_group_lib.Group = process_group_lib.ONE_PROCESS,
   ):
-    super().__init__(
-      trained, link, devices=devices, num_processes=1 if group is None else group.size
-    )
+    super().__init__(trained, link, devices=devices, num_processes=group.size)
     self._group = group
     self._stale_filter = stale_filter
     self._sequences = 0  # read in the whole run by all processes, until the last update
@@ -56,7 +54,7 @@ class OnPolicy(sampled.Sampled):
 
   def place(self, whole: stale_filter_lib.State, step: int) -> Tree:
     self._sequences = int(whole.sequences)
-    is_first = self._group is None or self._group.is_first  # and also counts what was read before
+    is_first = self._group.is_first  # and also counts what was read before
     self._stale_filter.learner_step = step
     self._stale_filter.sequences = self._sequences if is_first else 0
     return super().place(whole.train, step)
@@ -71,7 +69,7 @@ class OnPolicy(sampled.Sampled):
 
   def update(self, state: Tree, step: int, most: int) -> tuple[Tree, loop.Done]:
     read = self._stale_filter.sequences
-    self._sequences = read if self._group is None else self._group.sum(read, self._link.should_stop)
+    self._sequences = self._group.sum(read, self._link.should_stop)
     state, done = super().update(state, step, most)
     if done.compiled:
       self._stale_filter.report()  # the first batch may have waited long before this process began
@@ -90,8 +88,7 @@ class OnPolicy(sampled.Sampled):
     """Publishes before the next batch is read, which makes room in the queue and unblocks actors."""
     self._stale_filter.learner_step = status.step
     self._publish(self._snapshot(status))
-    if self._group is not None:
-      self._group.meet(self._link.should_stop)
+    self._group.meet(self._link.should_stop)
 
   def _make_batches(self) -> sampled.Batches:
     return sampled.OnDemand(self._link.reader, self._place_batch)
