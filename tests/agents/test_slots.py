@@ -117,9 +117,10 @@ def replayed(dreamer, make_params, make_sequence):
   def replay(world, sequence):
     return model.replay(params | {'world_model': world}, keys, sequence)
 
-  def reward(world, sequence):
+  def reward(world, sequence):  # at step 0, where only the head itself reads the step's slots
     features = replay(world, sequence).features
-    return jnp.sum(model.reward(jax.lax.stop_gradient(world), features).log_prob(sequence.reward))
+    predicted = model.reward(jax.lax.stop_gradient(world), features)
+    return jnp.sum(predicted.log_prob(sequence.reward)[0])
 
   def whole(world, sequence):
     return model.loss(world, keys, sequence)[0]
