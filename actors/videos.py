@@ -22,6 +22,9 @@ PANEL, LINE, NAME, BAR = 200, 14, 84, 64  # pixels: of the panel next to a frame
 BACKGROUND = (24, 24, 27)
 INK = (228, 228, 231)
 OBSERVED, PREDICTED = (0, 158, 115), (204, 121, 167)  # green and purple of Okabe and Ito
+CHANNELS = np.array(  # of images that are not grey or RGB: the other colours of Okabe and Ito
+  ((230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0))
+)
 POSITIVE, NEGATIVE = np.array((240, 228, 66)), np.array((86, 180, 233))
 
 
@@ -51,7 +54,8 @@ def picture(draw: Draw, observation: Tree) -> Callable[[Tree], np.ndarray] | Non
   """Chooses how to draw the observations of an episode as a picture.
 
   The first of these that is possible: the environment's own drawing; the first leaf that is an image,
-  [H, W, 1 or 3] of at least 8 x 8.
+  [H, W, C] of at least 8 x 8. Its channels are grey (1), red, green and blue (3), or have a colour each, as
+  in MinAtar; the latter only for numbers of at most 1.
 
   Args:
     draw: the environment's `Environment.draw`.
@@ -70,13 +74,17 @@ def picture(draw: Draw, observation: Tree) -> Callable[[Tree], np.ndarray] | Non
 
     return from_environment
   for index, leaf in enumerate(jax.tree.leaves(observation)):
-    if leaf.ndim == 4 and leaf.shape[-1] in (1, 3) and min(leaf.shape[1:3]) >= 8:
+    if leaf.ndim == 4 and min(leaf.shape[1:3]) >= 8:
       white = 1 if leaf.dtype.kind in 'bf' and leaf.max(initial=0) <= 1 else 255
+      channels = leaf.shape[-1]
+      if channels not in (1, 3) and white == 255:
+        continue
+      others = np.resize(CHANNELS, (channels, 3)) / 255
+      colours = {1: np.ones((1, 3)), 3: np.eye(3)}.get(channels, others).astype(np.float32)
 
-      def from_image(observation: Tree, index=index, white=white) -> np.ndarray:
+      def from_image(observation: Tree, index=index, white=white, colours=colours) -> np.ndarray:
         pixels = np.asarray(jax.tree.leaves(observation)[index], np.float32) * (255 / white)
-        shape = (*pixels.shape[:2], 3)
-        return _enlarge(np.broadcast_to(pixels, shape).clip(0, 255).astype(np.uint8))
+        return _enlarge((pixels @ colours).clip(0, 255).astype(np.uint8))
 
       return from_image
   return None

@@ -16,6 +16,11 @@ from hephaestus.agents.dreamer import dream, rssm
 Tree = Any
 LAST = int(dm_env.StepType.LAST)
 
+MOST_WRONG = 0.1
+"""Share of dreams with a wrong number, see `Row.wrong`, up to which dreams can be trusted."""
+MOST_ERROR = 0.5
+"""Error of real-valued numbers, see `Row.error`, up to which dreams can be trusted, in standard deviations."""
+
 
 class Tally(NamedTuple):
   """A sum over states and their number; total / number is the mean. Tallies of batches add up.
@@ -251,6 +256,21 @@ def summary(total: Fidelity, num_steps: int) -> Summary:
   names = [name for name in Row._fields if name != 'steps']
   rows = [Row(step, **{name: _number(means[name][step - 1]) for name in names}) for step in steps]
   return Summary(**{name: _number(means[name]) for name in ('value', 'end', 'paid')}, rows=rows)
+
+
+def trusted(found: Summary) -> tuple[Row | None, Row | None]:
+  """The `Row` of the most steps for which dreams can be trusted, and the one after it.
+
+  The former is None if they cannot be trusted for one step, the latter if no more steps were measured.
+  """
+  before = None
+  for row in found.rows:
+    if row.wrong is None or row.error is None:
+      break
+    if row.wrong > MOST_WRONG or row.error > MOST_ERROR:
+      return before, row
+    before = row
+  return before, None
 
 
 def _mean(tally: Tally) -> np.ndarray:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import agent as dreamer_agent
+from hephaestus.agents.dreamer import memory as memory_lib
 from hephaestus.agents.dreamer import modules, rssm
 
 Tree = Any
@@ -44,6 +45,8 @@ class Prediction(NamedTuple):
     members: tree of [K, *shape], observation of the step as each member of the ensemble predicts it.
     disagreement: tree of [*shape], standard deviation of the members' predictions, before any is rounded to
       a value that occurs.
+    recalled: value and evidence, [A] float32 each, of `memory.Recall` at an observed step; None at an imagined
+      one, or without an episodic memory.
   """
 
   observation: Tree
@@ -56,6 +59,7 @@ class Prediction(NamedTuple):
   novelty: jax.Array
   members: Tree
   disagreement: Tree
+  recalled: tuple[jax.Array, jax.Array] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,9 +105,9 @@ class Steering:
       before._replace(latent=before.latent._replace(recalled=None)), action
     )
     observation, first = jax.tree.map(lambda x: jnp.asarray(x)[None], (observation, first))
-    step, _ = model.observe(params, recurrent, observation, first, None)
+    step, recall = model.observe(params, recurrent, observation, first, None)
     mask = observation_lib.action_mask(observation)
-    return self._predict(params, key, before, step, self._held(params, step), mask)
+    return self._predict(params, key, before, step, self._held(params, step), mask, recall)
 
   def imagine(
     self,
@@ -159,6 +163,7 @@ class Steering:
     step: rssm.Step,
     observation: Tree,
     mask: jax.Array | None,
+    recall: memory_lib.Recall | None = None,
   ) -> tuple[Belief, Prediction]:
     """The belief and the predictions at a step [1, ...].
 
@@ -169,6 +174,7 @@ class Steering:
       step: the step.
       observation: the observation to show, [1, ...].
       mask: [1, A] bool, legal actions; None where all are.
+      recall: [1, ...], result of the read of the episodic memory; None where it was not read.
     """
     model, policy = self.dreamer.model, self.dreamer.actor_critic
     world, own = params['world_model'], params['actor_critic']
@@ -192,6 +198,7 @@ class Steering:
       novelty=novelty,
       members=jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), members),
       disagreement=jax.tree.map(lambda x: jnp.std(x, axis=0), unrounded),
+      recalled=None if recall is None else (recall.value, recall.evidence),
     )
     return Belief(step.latent, memory), jax.tree.map(lambda x: x[0], prediction)
 

@@ -62,18 +62,58 @@ def of_policy(policy: policy_lib.Policy, *, num_steps: int, seed: int) -> Result
   state = unroll.init(init_key)
   zero = np.int32(0)
   total: Any = None
-  for index in range(-(-num_steps // (NUM_ENVS * 2 * length))):
-    act_key, dream_key = jax.random.split(jax.random.fold_in(key, index))
-    state, sequence, _ = unroll.unroll(policy.params, act_key, state, zero, zero)
-    found = jax.device_get(measure(policy.all_params, dream_key, sequence))
-    total = found if total is None else jax.tree.map(np.add, total, found)
+  try:
+    for index in range(-(-num_steps // (NUM_ENVS * 2 * length))):
+      act_key, dream_key = jax.random.split(jax.random.fold_in(key, index))
+      state, sequence, _ = unroll.unroll(policy.params, act_key, state, zero, zero)
+      found = jax.device_get(measure(policy.all_params, dream_key, sequence))
+      total = found if total is None else jax.tree.map(np.add, total, found)
+  finally:
+    unroll.close()
   return Result(policy.learner_step, fidelity.summary(total, length))
+
+
+def trust(found: fidelity.Summary) -> str:
+  """Says for how many steps dreams can be trusted, and what they get wrong: see `fidelity.trusted`."""
+  row, next_row = fidelity.trusted(found)
+  shown = [each for each in (row, next_row) if each is not None]
+  if not shown:
+    return 'Episodes are too short to say how long dreams can be trusted.'
+  if row is None:
+    text = 'Dreams can be wrong from the first step on'
+  elif next_row is None:
+    text = f'Dreams can be trusted for {_steps(row)} or longer'
+  else:
+    text = f'Dreams can be trusted for about {_steps(row)}'
+  has_error = any(each.error for each in shown)
+  has_wrong = any(each.wrong for each in shown) or not has_error
+  errors = [
+    f'after {_steps(each)}, '
+    + ' and '.join(
+      has_wrong * [f'{each.wrong:.0%} of them have a wrong number']
+      + has_error * [f'numbers are off by {each.error:.2f} standard deviations']
+    )
+    for each in shown
+  ]
+  last = shown[-1]
+  text += f': {"; ".join(errors)}.'
+  if last.imagined is None or last.real is None:
+    return text
+  return (
+    f'{text} In {_steps(last)} from the same states the policy gets a reward of {last.imagined:.2f} in dreams '
+    f'and {last.real:.2f} in the environment.'
+  )
+
+
+def _steps(row: fidelity.Row) -> str:
+  return f'{row.steps} step{"s" if row.steps > 1 else ""}'
 
 
 def table(result: Result) -> str:
   """Formats a result for a terminal: a sentence, and a table with a line for each row."""
   found, shown = result.summary, lambda value: '-' if value is None else f'{value:,.3g}'
   lines = [
+    trust(found),
     f'update {result.learner_step}: value {shown(found.value)}; from the observation, probability to '
     f'continue at ends {shown(found.end)}, share of a reward predicted {shown(found.paid)}',
     '  '.join(f'{name:>9}' for name in fidelity.Row._fields),

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from hephaestus.launch.bench import dreams
 from hephaestus.launch.dream import session as session_lib
 from hephaestus.launch.interface import policy as policy_lib
 from hephaestus.launch.report import server
@@ -17,6 +18,7 @@ from hephaestus.launch.run import variables
 
 PAGE = pathlib.Path(__file__).parent / 'assets'
 MOST_SESSIONS = 8  # the one that was used longest ago is closed for another
+MEASURED_STEPS = 2_048  # of the environment, to say how long dreams can be trusted
 MOST_BYTES = 1 << 16  # of a request
 
 
@@ -32,6 +34,8 @@ class Sessions:
     self._programs = programs
     self._seed = seed
     self._lock = threading.Lock()
+    self._measuring = threading.Lock()
+    self._trust: str | None = None
     self._open: collections.OrderedDict[str, session_lib.Session] = collections.OrderedDict()
 
   def begin(self) -> dict[str, Any]:
@@ -78,6 +82,24 @@ class Sessions:
     """Begins the next episode, see `Session.begin`."""
     return self._to_step(name, lambda session: session.begin(**asked))
 
+  def trust(self) -> dict[str, Any]:
+    """{'trust': for how many steps the model's dreams can be trusted}; measured by the first call."""
+    with self._measuring:
+      if self._trust is None:
+        self._trust = self._measure()
+    return {'trust': self._trust}
+
+  def _measure(self) -> str:
+    if not self._programs.has_numbers:
+      return (
+        'The errors of images are not measured, so it is not known how long dreams can be trusted.'
+      )
+    try:
+      found = dreams.of_policy(self._programs.policy, num_steps=MEASURED_STEPS, seed=self._seed)
+    except ValueError as error:  # such as a number of environments that cannot be made
+      return f'It was not measured how long dreams can be trusted: {error}'
+    return dreams.trust(found.summary)
+
   def close(self) -> None:
     """Closes all sessions."""
     for session in self._open.values():
@@ -96,7 +118,7 @@ class Sessions:
 def make_app(sessions: Sessions, token: str) -> server.App:
   """Makes the ASGI app of the page, which answers requests below /TOKEN/.
 
-  GET /api/sessions/NAME describes a session; POST /api/sessions begins one; POST to /act, /begin_dream or
+  GET /api/trust says how long dreams can be trusted; GET /api/sessions/NAME describes a session; POST /api/sessions begins one; POST to /act, /begin_dream or
   /begin_episode below a session takes a JSON object, see `Sessions`. Bad input is answered by 400 and one
   line, an unknown session by 404.
 
@@ -131,6 +153,9 @@ def make_app(sessions: Sessions, token: str) -> server.App:
   async def begin(request: requests.Request) -> responses.Response:
     return await answer(sessions.begin)
 
+  async def trust(request: requests.Request) -> responses.Response:
+    return await answer(sessions.trust)
+
   async def describe(request: requests.Request) -> responses.Response:
     return await answer(sessions.describe, request.path_params['name'])
 
@@ -144,6 +169,7 @@ def make_app(sessions: Sessions, token: str) -> server.App:
   files += [server.PAGE / name for name in server.SHARED]
   routes = [
     *server.static(files),
+    routing.Route('/api/trust', trust),
     routing.Route('/api/sessions', begin, methods=['POST']),
     routing.Route('/api/sessions/{name}', describe),
     *(

@@ -58,11 +58,13 @@ class Programs:
       raise ValueError(
         f'{policy.path}: is exported, without the decoder of its model; give the folder of a run'
       )
+    self.policy = policy
     self.environment = policy.environment
     self.params = jax.device_put(policy.all_params)
     dreamer: dreamer_agent.Dreamer = config.record.make(
       config.agent, policy.observation_spec, policy.action_spec
     )
+    self.has_numbers = dreamer.model.networks.numbers.size > 0
     self._steering = steering_lib.Steering(dreamer, greedy=config.evaluator.greedy)
     self.observe = jax.jit(self._steering.observe)
     self.imagine = jax.jit(self._steering.imagine, static_argnames='sampled')
@@ -83,7 +85,25 @@ class Programs:
       'leaves': [
         {'name': name, 'shape': list(leaf.shape)} for name, leaf in self._leaves if _is_listed(leaf)
       ],
+      'vitals': self._describe_vitals(spec),
     }
+
+  def _describe_vitals(self, spec: Any) -> list[dict[str, Any]]:
+    """[{'name', 'position': among the numbers, 'set_point', 'most': the full length of a bar}]."""
+    vitals = observation_lib.vitals(spec)
+    if vitals is None:
+      return []
+    listed = observation_lib.of_numbers(spec, _is_listed).astype(bool)
+    position = np.cumsum(listed) - 1
+    highest = observation_lib.of_numbers(spec, lambda leaf: getattr(leaf, 'maximum', np.inf))
+    described = []
+    for name, index, point in zip(vitals.names, vitals.indices, vitals.set_points, strict=True):
+      if listed[index]:
+        most = float(highest[index]) if np.isfinite(highest[index]) else 2 * float(point)
+        described.append(
+          {'name': name, 'position': int(position[index]), 'set_point': float(point), 'most': most}
+        )
+    return described
 
   def initial(self) -> steering_lib.Belief:
     """The belief before an episode."""
@@ -271,7 +291,8 @@ class Session:
     'index', 'parent', 'branch', 'step' and 'begins' are as in `Node`; 'action' is its JSON value. For each
     of the sides 'real' (None beyond the end) and 'dream': 'reward', 'return', 'continues' (probability,
     on the real side 0 or 1), 'values' by head, 'novelty', 'mask', 'policy' (probabilities of all choices;
-    for continuous actions the action), 'numbers', and 'frame', a PNG. 'dream' has 'disagreement', of its
+    for continuous actions the action), 'numbers', and 'frame', a PNG. 'real' has 'recalled', what the episodic
+    memory read: {'value', 'evidence'} of all choices, or None. 'dream' has 'disagreement', of its
     numbers, and 'heat', the same as a PNG over its frame; 'difference' is a PNG around what differs, and
     'last' whether the real episode ends. PNGs are in base64; each is None where there is nothing to draw.
     """
@@ -468,6 +489,7 @@ class Session:
       'mask': None if mask is None else np.asarray(mask).tolist(),
       'numbers': self._programs.numbers(observation),
       'frame': _png(observed),
+      'recalled': _show_recalled(sides[REAL].recalled),
     }
     return shown
 
@@ -487,6 +509,13 @@ class Session:
     each = [self._picture(jax.tree.map(lambda x, k=k: x[k], members)) for k in range(count)]
     spread = np.std(np.stack(each).astype(np.float32), axis=0).max(axis=-1)
     return _tinted(HEAT, np.minimum(2 * spread, 230))  # half of the members apart: opaque
+
+
+def _show_recalled(recalled: Any) -> dict[str, Any] | None:
+  if recalled is None:
+    return None
+  shown = ([_rounded(x) for x in np.ravel(each).tolist()] for each in recalled)
+  return dict(zip(('value', 'evidence'), shown, strict=True))
 
 
 def _tinted(colour: tuple[int, int, int], alpha: np.ndarray) -> np.ndarray:

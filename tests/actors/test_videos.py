@@ -48,6 +48,19 @@ def test_uint8_images_keep_their_brightness():
   assert frame_of(no_drawing, pixels, 0).max() == 1
 
 
+def test_each_channel_of_a_binary_image_has_a_colour():
+  image = np.zeros((1, 10, 10, 4), bool)
+  image[0, 0, 0, 1] = image[0, 9, 9, 3] = True  # as MinAtar's
+  frame = videos.picture(lambda observation: None, image)(image[0])
+  cell = len(frame) // 10
+  assert frame.shape == (10 * cell, 10 * cell, 3)
+  assert frame[0, 0].tolist() == videos.CHANNELS[1].tolist()
+  assert frame[-1, -1].tolist() == videos.CHANNELS[3].tolist()
+  assert frame.any(axis=-1).sum() == 2 * cell**2  # all else is black
+  frames = np.zeros((1, 84, 84, 4), np.uint8)  # a stack of frames, which no colour shows
+  assert videos.picture(lambda observation: None, frames) is None
+
+
 def test_numbers_are_drawn_as_cells_by_sign_and_magnitude():
   numbers = np.array([[0.0, 2.0, -2.0, 1.0]] * NUM_STEPS, np.float32)
   frame = frame_of(no_drawing, numbers, 0)

@@ -109,3 +109,22 @@ def test_a_model_that_copies_is_wrong_where_numbers_change(dreamer, measure, par
   assert measure(sequence._replace(observation=still), copying).wrong.total.max() == 0
   found = measure(sequence, copying).wrong
   assert found.total[0] == found.number[0] > 0  # random observations change at every step
+
+
+@pytest.mark.parametrize(
+  ('wrong', 'error', 'expected'),
+  [
+    ([0.0, 0.05, 0.2], [0.0, 0.0, 0.0], (2, 4)),
+    ([0.0, 0.0, 0.0], [0.1, 0.6, 0.9], (1, 2)),
+    ([0.2, 0.0, 0.0], [0.0, 0.0, 0.0], (None, 1)),  # not even one step
+    ([0.0, 0.0, None], [0.0, 0.0, None], (2, None)),  # episodes of fewer than four steps
+  ],
+)
+def test_dreams_are_trusted_until_an_error_is_too_large(wrong, error, expected):
+  nothing = dict.fromkeys(fidelity.Row._fields)
+  rows = [
+    fidelity.Row(**nothing | {'steps': 2**k, 'wrong': wrong[k], 'error': error[k]})
+    for k in range(3)
+  ]
+  found = fidelity.trusted(fidelity.Summary(None, None, None, rows))
+  assert tuple(row and row.steps for row in found) == expected

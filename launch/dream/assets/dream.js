@@ -2,6 +2,7 @@
 'use strict';
 
 const SPEEDS = [1, 2, 4, 8, 15, 30];
+const LEAST_EVIDENCE = .01;  // of the episodic memory, from which on what it recalled is shown
 const FEW = 24;  // numbers that are shown as a table; more are shown as maps
 const ARROWS = {up: 'ArrowUp', down: 'ArrowDown', left: 'ArrowLeft', right: 'ArrowRight'};
 const SIGNS = {ArrowUp: '↑', ArrowDown: '↓', ArrowLeft: '←', ArrowRight: '→'};
@@ -34,7 +35,7 @@ async function ask(place, content) {
   let answer;
   try {
     const options = content === undefined ? {} : {method: 'POST', body: JSON.stringify(content)};
-    answer = await fetch(`api/sessions${place}`, options);
+    answer = await fetch(`api/${place}`, options);
   } catch {
     throw new Error('The server does not answer; is its command still running?');
   }
@@ -47,7 +48,7 @@ async function move(what, content) {
   if (busy) return false;
   busy = true;
   try {
-    const {step, repeats} = await ask(`/${session}/${what}`, content);
+    const {step, repeats} = await ask(`sessions/${session}/${what}`, content);
     if (what === 'begin_episode') { steps.length = 0; path = []; largest = []; }
     keep(step);
     await bitmaps(step);
@@ -227,6 +228,7 @@ function makeActions() {
       button.addEventListener('click', () => (single ? act(choice) : choose(part, choice)));
       const bars = make('div', {class: 'bars'});
       for (const side of SIDES) bars.append(make('b', {class: side}), make('span'));
+      bars.append(make('em'));
       rows.push(make('div', {class: 'action', 'data-position': String(position)}, button, bars));
       position += 1;
     }));
@@ -270,7 +272,9 @@ function drawActions(step) {
     button.disabled = mask !== null && !mask[position];
     const picked = about.actions.single ? taken : chosen.get(+part);
     row.classList.toggle('taken', picked === +choice);
-    const [realBar, realText, dreamBar, dreamText] = row.querySelector('.bars').children;
+    const [realBar, realText, dreamBar, dreamText, memory] = row.querySelector('.bars').children;
+    const recalled = step.real?.recalled;
+    memory.textContent = recalled?.evidence[position] >= LEAST_EVIDENCE ? `recalled ${number(recalled.value[position])}, evidence ${number(recalled.evidence[position])}` : '';
     for (const [bar, text, side] of [[realBar, realText, step.real], [dreamBar, dreamText, step.dream]]) {
       const share = side ? side.policy[position] : 0;
       bar.style.width = `${100 * share}%`;
@@ -286,13 +290,28 @@ function drawHeads(step) {
   ];
   const value = (side, key, label) => (side === null ? null : label.startsWith('value of ') ? side.values[key] : side[key]);
   if (!about.actions.parts) rows.push(['policy’s action', 'policy']);
+  if (!about.actions.parts && steps[0].real.recalled) rows.push(['recalled value', 'recalled']);
   const shown = (side, key, label) => {
-    const found = value(side, key, label);
+    let found = value(side, key, label);
+    if (key === 'recalled') found = found?.evidence[0] >= LEAST_EVIDENCE ? found.value : null;
     return Array.isArray(found) ? found.map(number).join(' ') : number(found);
   };
   find('heads').replaceChildren(
     make('tr', {}, make('th'), make('th', {}, 'reality'), make('th', {}, 'dream')),
     ...rows.map(([label, key]) => make('tr', {}, make('td', {}, label), ...SIDES.map((side) => make('td', {}, shown(step[side], key, label))))));
+}
+
+// Bars of the vitals on both sides, with a line at each set-point.
+function drawVitals(step) {
+  find('vitals').replaceChildren(...about.vitals.map(({name, position, set_point: point, most}) => make('div', {class: 'action'}, make('span', {}, name), make('div', {class: 'bars'}, ...SIDES.flatMap((side) => {
+    const found = step[side] ? step[side].numbers[position] : null;
+    const bar = make('b', {class: side});
+    bar.style.width = `${Math.max(0, Math.min(100, 100 * (found || 0) / most))}%`;
+    return [bar, make('span', {}, number(found))];
+  }), make('i', {title: `set-point ${number(point)}`})))));
+  about.vitals.forEach(({set_point: point, most}, index) => {
+    find('vitals').children[index].querySelector('i').style.left = `calc((100% - 36px) * ${Math.min(1, point / most)})`;
+  });
 }
 
 // Below
@@ -453,6 +472,7 @@ function draw() {
   const step = steps[at];
   drawSides(step);
   drawActions(step);
+  drawVitals(step);
   drawHeads(step);
   drawStrip();
   drawBranches();
@@ -496,9 +516,9 @@ async function begin() {
   let found = null;
   session = sessionStorage.getItem('session');
   try {
-    if (session) found = await ask(`/${session}`).catch(() => null);
+    if (session) found = await ask(`sessions/${session}`).catch(() => null);
     const known = found !== null;
-    found = found || await ask('', {});
+    found = found || await ask('sessions', {});
     session = found.session;
     about = found.about;
     sessionStorage.setItem('session', session);
@@ -520,6 +540,8 @@ async function begin() {
     first: () => { pause(); go(path[0]); }, back: () => { pause(); along(-1); }, forward: () => along(1), end: () => go(path.at(-1)),
     once: () => { pause(); act(null); }, play: () => (playing ? pause() : play()),
   };
+  // After the first picture, since the server measures it for some seconds.
+  requestAnimationFrame(() => ask('trust').then(({trust}) => { find('trust').textContent = trust; }).catch(() => {}));
   for (const [id, click] of Object.entries(clicks)) find(id).addEventListener('click', click);
   for (const id of ['show-difference', 'show-heat']) find(id).addEventListener('change', draw);
   document.addEventListener('keydown', onKey);

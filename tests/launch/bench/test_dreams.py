@@ -30,6 +30,7 @@ def test_rows_are_after_1_2_and_4_steps_of_the_longest_dream(dreamer, monkeypatc
   assert 0 <= first['wrong'] <= 1 and last['continues'] is None
   assert call('bench', 'dreams', run, '--steps', 1000) == 0
   words = capsys.readouterr().out
+  assert words.startswith('Dreams can') and 'of them have a wrong number. In ' in words
   assert 'imagined' in words and f'{first["real"]:,.3g}' in words
 
 

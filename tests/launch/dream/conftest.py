@@ -17,7 +17,10 @@ from hephaestus.launch.interface import exported, policy
 from hephaestus.launch.report import server
 
 SIZES = [f'agent.{name}={value}' for name, value in tiny.DREAMER.items()]
-OPTIONS = {'catch': [f'environment.{name}={value}' for name, value in tiny.CATCH.items()]}
+OPTIONS = {
+  'catch': [f'environment.{name}={value}' for name, value in tiny.CATCH.items()],
+  'oasis': ['agent.memory_size=16'],
+}
 
 
 def make_policy(environment, agent='dreamer'):

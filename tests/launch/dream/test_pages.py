@@ -175,6 +175,18 @@ def test_keys_steer_both_sides(serve, browser):
   page.close()
 
 
+def test_page_says_how_long_dreams_can_be_trusted(serve, browser, monkeypatch):
+  monkeypatch.setattr(pages, 'MEASURED_STEPS', 1)
+  served = serve()
+  shown = Shown(browser, served)
+  text = lambda: shown.page.inner_text('#trust')
+  polling.until(lambda: text().startswith('Dreams can'), 'the sentence')
+  assert served.json('api/trust') == {'trust': text()}
+  assert re.search(r'after 1 step, \d+% of them have a wrong number', text())
+  assert shown.complaints == []
+  shown.page.close()
+
+
 def test_policy_plays_until_the_episode_ends(serve, browser):
   shown = Shown(browser, serve())
   shown.page.select_option('#speed', '30')

@@ -238,3 +238,30 @@ def test_policy_without_a_model_or_its_decoder_is_refused(untrained):
     session_lib.Programs(policy)
   with pytest.raises(ValueError, match='untrained: its agent, ppo, has no world model that dreams'):
     session_lib.Programs(untrained('catch', 'ppo'))
+
+
+def test_vitals_have_names_and_places_among_the_numbers(begin):
+  session = begin('oasis')
+  described, numbers = session._programs.about['vitals'], session.show(0)['real']['numbers']
+  assert [vital['name'] for vital in described] == ['food', 'water', 'energy']
+  vitals = session.nodes[0].real.timestep.observation['vitals']
+  assert [numbers[vital['position']] for vital in described] == pytest.approx(vitals, abs=1e-3)
+  assert all(vital['most'] == 1 and 0 < vital['set_point'] <= 1 for vital in described)
+  assert begin('catch')._programs.about['vitals'] == []
+
+
+def test_real_steps_show_what_the_episodic_memory_recalls(begin, monkeypatch):
+  programs = begin('oasis')._programs
+  memory = programs._steering.dreamer.model.networks.memory
+  first = begin('oasis').nodes[0].real.timestep.observation
+  ring = dict(programs.params['memory'])
+  ring['key'] = ring['key'].at[3].set(memory.key(first))
+  ring['action'] = ring['action'].at[3, 2].set(1)
+  ring['return_'], ring['written'] = ring['return_'].at[3].set(2.5), ring['written'].at[3].set(1)
+  monkeypatch.setattr(programs, 'params', programs.params | {'memory': ring})
+  session = begin('oasis')
+  recalled = session.show(0)['real']['recalled']
+  assert recalled['evidence'] == pytest.approx([0, 0, 1, 0, 0], abs=1e-3)
+  assert recalled['value'] == pytest.approx([0, 0, 2.5, 0, 0], abs=1e-3)
+  assert 'recalled' not in session.show(0)['dream']
+  assert begin('catch').show(0)['real']['recalled'] is None
