@@ -125,7 +125,7 @@ def _make_shared_config(
 
 def _launch(arguments: argparse.Namespace) -> int:
   from hephaestus.launch import config as launch_config
-  from hephaestus.launch.cluster import handshake, node, remote
+  from hephaestus.launch.cluster import handshake, remote
   from hephaestus.launch.cluster import hosts as hosts_lib
   from hephaestus.launch.files import folder as folder_lib
   from hephaestus.launch.run import preflight
@@ -133,6 +133,8 @@ def _launch(arguments: argparse.Namespace) -> int:
 
   packages.check_distributed('several hosts', ONE_PROCESS)
   import portpicker
+
+  from hephaestus.launch.cluster import node
 
   path = pathlib.Path(arguments.hosts)
   hosts = hosts_lib.load(path)
