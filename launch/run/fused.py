@@ -18,9 +18,9 @@ from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import metrics
 from hephaestus.launch.processes import supervisor
+from hephaestus.launch.run import composition, variables
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import progress as progress_lib
-from hephaestus.launch.run import variables
 from hephaestus.learner import loop as loop_lib
 from hephaestus.learner import process
 from hephaestus.learner import profile as profile_lib
@@ -286,7 +286,7 @@ def train(
       phases=phases,
     )
     between = _Between(prepared, folder, terminal)
-    loop = parts_lib.make_loop(config, folder, source, between.hooks, profile=profile)
+    loop = composition.make_loop(config, folder, source, between.hooks, profile=profile)
     try:
       finished = loop.run()
     except FloatingPointError as error:
@@ -368,11 +368,11 @@ class _Between:
     """Makes the evaluation, and the learner's logger, whose rows the agent's advice judges."""
     self._begun_at = step
     config, folder = self._prepared.config, self._folder
-    self._scorer = parts_lib.make_scorer(
+    self._scorer = composition.make_scorer(
       config, self._prepared.parts, folder, self._should_stop, resume=step
     )
     also = [self._terminal.warnings]
-    return parts_lib.make_logger(config, folder, parts_lib.LEARNER, resume=step, also=also)
+    return composition.make_logger(config, folder, parts_lib.LEARNER, resume=step, also=also)
 
   def _between(self, status: loop_lib.Status) -> None:
     """Notes progress; evaluates if that is due after the first update, or if the run has finished."""

@@ -19,6 +19,7 @@ from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import metrics
 from hephaestus.launch.processes import watchdog
+from hephaestus.launch.run import composition
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.learner import loop, process
 from hephaestus.learner import process_group as process_group_lib
@@ -199,10 +200,10 @@ def build_learner(
   source = _make_source(config, run, launch_id, shards_here, place, should_stop, group, replay)
   hooks = loop.Hooks(
     should_stop=should_stop,
-    make_logger=lambda step: parts_lib.make_logger(config, run, parts_lib.LEARNER, resume=step),
+    make_logger=lambda step: composition.make_logger(config, run, parts_lib.LEARNER, resume=step),
     **({'between': _count_writer(run)} if group.is_first else {}),
   )
-  return parts_lib.make_loop(config, run, source, hooks, profile=profile, group=group)
+  return composition.make_loop(config, run, source, hooks, profile=profile, group=group)
 
 
 def _make_source(
@@ -354,7 +355,7 @@ def build_actor(
     ),
     identity=actor.Identity(actor_id, config.seed, launch_id),
     config=config.actor,
-    logger=parts_lib.make_logger(config, run, name),
+    logger=composition.make_logger(config, run, name),
     should_stop=should_stop,
     profiler=profiler,
   )
@@ -377,7 +378,7 @@ def build_evaluator(
   should_stop = _stop_signal(config)
   parts = parts_lib.make_parts(config)
   return evaluator.Evaluator(
-    parts_lib.make_scorer(config, parts, run, should_stop),
+    composition.make_scorer(config, parts, run, should_stop),
     _params_source(parts, run, replay, parts_lib.EVALUATOR),
     should_stop,
     launch_id,
