@@ -19,8 +19,6 @@ from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.interface import exported as exported_lib
 from hephaestus.launch.interface import places
 
-FORMATS = ('safetensors', 'onnx')
-
 
 class State(NamedTuple):
   """The recurrent state of a policy between two steps, a tree of arrays.
@@ -360,42 +358,3 @@ def _make_agent(
   agent = config.record.make(config.agent, observation_spec, action_spec).agent
   key = jax.eval_shape(lambda: jax.random.key(0))
   return agent, jax.eval_shape(agent.init_params, key)
-
-
-def export(
-  path: str | os.PathLike[str],
-  out: str | os.PathLike[str],
-  checkpoint: str | int | None = None,
-  *,
-  format: str = 'safetensors',
-  trust: bool = False,
-) -> Policy:
-  """Exports the policy of a run to a folder that `load` can read, or to an ONNX file.
-
-  Args:
-    path: folder of the run.
-    out: new or empty folder, for `params.safetensors` and `policy.json`; or path of a new ONNX file, see
-      `onnx_file.write`.
-    checkpoint: learner step of a checkpoint, or 'best'; None for the newest.
-    format: 'safetensors' or 'onnx'.
-    trust: as of `load`.
-
-  Returns:
-    The policy, as loaded from the run.
-
-  Raises:
-    ValueError: as `load`; or `out` is not empty, or cannot be written to; or the policy cannot be
-      written in this format.
-  """
-  if format not in FORMATS:
-    raise ValueError(f'format={format!r}: choose {" or ".join(FORMATS)}')
-  if format == 'onnx':
-    from hephaestus.launch.interface import onnx_file  # imports this module
-
-    onnx_file.check_packages()  # loading takes seconds
-  policy = load(path, checkpoint, trust=trust)
-  if format == 'onnx':
-    onnx_file.write(policy, pathlib.Path(out))
-    return policy
-  exported_lib.write(policy.exported(policy.params), pathlib.Path(out))
-  return policy

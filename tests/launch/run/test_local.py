@@ -274,7 +274,7 @@ def test_node_that_fails_again_and_again_shows_only_errors_of_own_code(run, caps
     f'Traceback\n{user_errors.PREFIX if is_own else ""}lamp 7 (KeyError at own.py:3)\n'
   )
   outcome = supervisor.Outcome(1, 0, 'actor-0', 1, ['Traceback', 'lamp 7'], {})
-  assert local._report(local._Nodes(made, folder, None), outcome, [], evaluated=True) == 1
+  assert local._report(local._Nodes(made, folder, None), outcome, []) == 1
   shown = capsys.readouterr().out.splitlines()
   assert shown[-1] == f'the whole log: {log}'
   assert shown[1:-1] == (
