@@ -430,10 +430,16 @@ def reference_returns(
     better than the random policy, or has episodes of more than 32,768 steps (`_MOST_STEPS`).
 
   Raises:
-    ValueError: an episode has more than `max_steps` steps, or a continuous action an infinite bound.
+    ValueError: an episode has more than `max_steps` steps, a continuous action an infinite bound, or
+      `scored_by` names nothing that scores compare.
   """
   if isinstance(environment, host.HostEnvironment):
     return None
+  summed = [name for name, how in environment.metrics.items() if how == 'sum']
+  if environment.scored_by not in ('return', 'length', *summed):
+    raise ValueError(
+      f"scored_by={environment.scored_by!r}: name 'return', 'length' or a metric of the reduction 'sum'"
+    )
   key = jax.random.key(seed)
   env_state, _ = jax.eval_shape(environment.reset, key)
   if jax.eval_shape(environment.scripted_action, env_state) is None:
@@ -484,8 +490,8 @@ def _episode_returns(
     action = jax.vmap(choose)(action_keys, is_scripted, env_state, observation)
     step_keys = jax.random.split(step_key, size)
     env_state, timestep = jax.vmap(environment.step)(step_keys, env_state, action)
-    own = {'return': timestep.reward, 'length': jnp.ones(size)} | dict(timestep.metrics)
-    gained = own[environment.scored_by]
+    compared = {**timestep.metrics, 'return': timestep.reward, 'length': jnp.ones(size)}
+    gained = compared[environment.scored_by]
     returns = returns + jnp.where(is_over, 0.0, gained)
     is_over = is_over | timestep.last()
     return key, num_steps + 1, env_state, timestep.observation, returns, is_over

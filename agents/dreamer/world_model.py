@@ -342,7 +342,8 @@ class WorldModel:
       return jnp.zeros(()), {}
     num_steps, batch = sequence.reward.shape
     count = min(slots_lib.PAINTED, num_steps)
-    keys = jax.vmap(lambda key: jax.random.fold_in(key, num_steps))(keys)
+    # Numbers of steps are folded in elsewhere, and `num_steps` by empowerment.
+    keys = jax.vmap(lambda key: jax.random.fold_in(key, num_steps + 1))(keys)
     choose = lambda key: jax.random.permutation(key, num_steps)[:count]
     step = jax.vmap(choose, out_axes=1)(keys)  # [count, B]
     pick = lambda x: x[step, jnp.arange(batch)]

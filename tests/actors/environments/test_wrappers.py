@@ -159,6 +159,14 @@ def test_episode_beyond_max_steps_is_rejected():
     wrappers.reference_returns(Endless())
 
 
+def test_score_by_an_unknown_metric_is_rejected():
+  class Misnamed(ScriptedCorridor):
+    scored_by = 'distance'
+
+  with pytest.raises(ValueError, match="scored_by='distance'"):
+    wrappers.reference_returns(Misnamed())
+
+
 def test_normalised_score_is_0_for_random_and_1_for_scripted():
   reference = wrappers.ReferenceReturns(random=-1.0, scripted=3.0)
   assert wrappers.normalised_score(-1.0, reference) == 0.0
