@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from hephaestus.actors import environments
+from hephaestus.launch.bench.learning import runs
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CONFIG = pathlib.Path('docs', 'site', 'mkdocs.yml')
@@ -90,10 +91,32 @@ def test_gallery_has_a_small_picture_of_each_environment():
   assert max(pictures.values()) <= 150_000 and sum(pictures.values()) <= 2_000_000
 
 
+def _script(name):
+  spec = importlib.util.spec_from_file_location(name, ROOT / 'docs' / 'site' / f'{name}.py')
+  script = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(script)
+  return script
+
+
+def test_leaderboard_is_made_from_the_rows():
+  script = _script('leaderboard')
+  assert script.page(runs.read_rows(ROOT / 'docs' / 'results')) == script.PAGE.read_text()
+
+
+def test_leaderboard_tells_reaching_a_target_from_keeping_it():
+  script = _script('leaderboard')
+  rows = [
+    {'environment': 'cartpole', 'agent': 'dreamer', 'label': 'default', 'budget': 15_000, 'seed': seed,
+     'time': script.SINCE, 'curve': curve, 'final': curve[-1], 'sampled': 0.0, 'cpu_minutes': 3.0,
+     'steps': 15_000, 'commit': 'abc'}
+    for seed, curve in enumerate(([9.0] * 4 + [460.0] + [20.0] * 5, [9.0] * 6 + [500.0] * 4))
+  ]  # fmt: skip
+  line = next(line for line in script.page(rows).splitlines() if line.startswith('| cartpole'))
+  assert '| 450 | 2, 1 of 2 | 9,000 | 260 |' in line
+
+
 def test_gallery_renders_an_environment_without_script():
-  spec = importlib.util.spec_from_file_location('gallery', ROOT / 'docs' / 'site' / 'gallery.py')
-  gallery = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(gallery)
+  gallery = _script('gallery')
   shown = list(itertools.islice(gallery.frames('noisy_corridor'), 4))
   assert {frame.shape for frame in shown} == {(32, 320, 3)}
   assert any((frame != shown[0]).any() for frame in shown)

@@ -65,7 +65,7 @@ def _runs(rows: Sequence[Row]) -> list[str]:
   for task, groups in _grouped(rows):
     for (agent, label), group in groups.items():
       for row in group:
-        curve = ' '.join('–' if point is None else _number(point) for point in row['curve'])
+        curve = ' '.join('–' if point is None else number(point) for point in row['curve'])
         scores = [_median([row[key]]) for key in ('retention', 'greedy', 'sampled')]
         commit = row.get('commit') or '–'
         lines.append(
@@ -194,13 +194,13 @@ def _median(values: Iterable[float | None], *, extremes: bool = True) -> str:
   known = [value for value in values if value is not None]
   if not known:
     return '–'
-  shown = _number(statistics.median(known))
+  shown = number(statistics.median(known))
   if len(known) == 1 or not extremes:
     return shown
-  return f'{shown} ({_number(min(known))} to {_number(max(known))})'
+  return f'{shown} ({number(min(known))} to {number(max(known))})'
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
   """Formats a number with about three digits."""
   digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
   text = f'{value:,.{digits}f}'

@@ -1,0 +1,135 @@
+"""Writes docs/leaderboard.md from docs/results/rows.jsonl.
+
+python docs/site/leaderboard.py
+"""
+
+import pathlib
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from hephaestus.launch.bench.learning import runs, suite, table
+
+DOCS = pathlib.Path(__file__).resolve().parents[1]
+PAGE = DOCS / 'leaderboard.md'
+# The first row of the agent that has an explorer. Rows before it are of another agent.
+SINCE = 1795730000.0
+_GYMNAX = '[PPO](https://github.com/RobertTLange/gymnax#implemented-accelerated-environments)'
+_DREAMER = '[DreamerV3](https://arxiv.org/abs/2301.04104), bsuite score'
+PUBLISHED = {
+  'cartpole': f'500 at 150,000 steps, {_GYMNAX}',
+  'acrobot': f'-80 at 500,000 steps, {_GYMNAX}',
+  'mountain_car': f'-118 at 250,000 steps, {_GYMNAX}',
+  'pendulum': f'-130 at 1,000,000 steps, {_GYMNAX}',
+  'deep_sea_12': f'0, {_DREAMER}',
+  'deep_sea_20': f'0, {_DREAMER}',
+  'deep_sea_30': f'0, {_DREAMER}',
+  'memory_chain_5': f'0.1 at 150,000 steps, {_GYMNAX}',
+  'memory_chain_20': f'0.1 at 150,000 steps, {_GYMNAX}',
+  'breakout': f'28 at 10,000,000 steps, {_GYMNAX}',
+  'asterix': f'15 at 10,000,000 steps, {_GYMNAX}',
+  'freeway': f'58 at 10,000,000 steps, {_GYMNAX}',
+  'space_invaders': f'131 at 10,000,000 steps, {_GYMNAX}',
+}
+HEADINGS = (
+  'environment', 'steps', 'target', 'reach it, keep it', 'steps to it', 'return', 'CPU minutes', 'PPO',
+  'published', 'commit',
+)  # fmt: skip
+HEAD = """# Leaderboard
+
+This page has one row for each environment of the suite, with the dreamer's steps to the target and what they cost. It
+is made from [all rows](results/rows.jsonl) by `python docs/site/leaderboard.py`; [results.md](results.md) has their
+curves. All runs have one configuration, and each is one process on one core:
+
+```
+hephaestus bench learning --environments NAME --agents dreamer ppo --seeds 0 1 2
+```
+
+| column | meaning |
+|---|---|
+| target | mean return of the episodes in a tenth of the steps, while acting with sampled actions; "n x PPO": n times the return of our PPO after as many steps |
+| reach it, keep it | seeds of those that were run that reach the target in some tenth of the steps, and in the last |
+| steps to it | end of the first tenth of the steps that reaches the target, a median over the seeds that do |
+| return | mean return in the last tenth of the steps, a median over seeds |
+| CPU minutes | of a whole run on one core, a median; other jobs made some up to twice as long |
+| PPO | return of our PPO in the last tenth of as many steps; it takes a tenth of the CPU time |
+| published | returns of others, mostly after more steps; environments are the same or ports of them |
+"""
+
+
+def _steps_to(task: suite.Task, row: dict[str, Any], target: float) -> list[int]:
+  """Ends of the tenths of the steps that reach the target."""
+  curve = row['curve']
+  if task.is_evaluated:  # the curve is too noisy
+    curve = [None] * (suite.NUM_POINTS - 1) + [row['sampled']]
+  return [
+    task.steps * (index + 1) // suite.NUM_POINTS
+    for index, point in enumerate(curve)
+    if point is not None and point >= target
+  ]
+
+
+def _line(
+  task: suite.Task, dreamers: Sequence[dict[str, Any]], ppo: Sequence[dict[str, Any]]
+) -> str:
+  median = lambda values: statistics.median(values) if (values := list(values)) else None
+  shown = lambda value: '–' if value is None else table.number(value)
+  baseline = median(row['final'] for row in ppo if row['final'] is not None)
+  target, text = task.target, f'{task.target:g}' if task.target is not None else ''
+  if target is None and task.times_ppo is not None:
+    text = f'{task.times_ppo:g} x PPO'
+    target = None if baseline is None else baseline * task.times_ppo
+  steps = [] if target is None else [_steps_to(task, row, target) for row in dreamers]
+  reached = [each[0] for each in steps if each]
+  kept = sum(task.steps in each for each in steps)
+  finals = [row['final'] for row in dreamers if row['final'] is not None]
+  ended = [row['steps'] for row in dreamers if row['final'] is None]
+  cells = [
+    task.name,
+    f'{task.steps:,}',
+    text,
+    f'{len(reached)}, {kept} of {len(dreamers)}' if steps else '–',
+    f'{round(median(reached)):,}' if reached else '–',
+    shown(median(finals)) if finals else f'ended at {ended[0]:,}' if ended else '–',
+    shown(median(row['cpu_minutes'] for row in dreamers)),
+    shown(baseline),
+    PUBLISHED.get(task.name, '–'),
+    ', '.join(dict.fromkeys(row['commit'] or '–' for row in dreamers)) or '–',
+  ]
+  return '| ' + ' | '.join(cells) + ' |'
+
+
+def page(rows: Sequence[dict[str, Any]]) -> str:
+  """Makes the page.
+
+  Args:
+    rows: rows of `bench learning`.
+
+  Returns:
+    The text in Markdown.
+  """
+  tables: dict[str, list[str]] = {'now': [], 'before': [], 'none': []}
+  for task in suite.SUITE:
+    if task.target is None and task.times_ppo is None:
+      continue  # its reward says nothing
+    of_task = [
+      row
+      for row in rows
+      if (row['environment'], row['label'], row['budget']) == (task.name, 'default', task.steps)
+    ]
+    dreamers = [row for row in of_task if row['agent'] == 'dreamer']
+    ppo = [row for row in of_task if row['agent'] == suite.BASELINE]
+    present = [row for row in dreamers if row['time'] >= SINCE]
+    place = 'now' if present else 'before' if dreamers else 'none'
+    tables[place].append(_line(task, present or dreamers, ppo))
+    heading = ['| ' + ' | '.join(HEADINGS) + ' |', '|' + '---|' * len(HEADINGS)]
+  text = [HEAD, '## The present agent', *heading, *tables['now']]
+  if tables['before']:
+    text += ['', '## Rows of the agent before it had an explorer', *heading, *tables['before']]
+  if tables['none']:
+    text += ['', '## Not run by the dreamer', *heading, *tables['none']]
+  return '\n'.join(text) + '\n'
+
+
+if __name__ == '__main__':
+  PAGE.write_text(page(runs.read_rows(DOCS / 'results')))
