@@ -420,7 +420,7 @@ def halve(images: jax.Array, kernel: jax.Array) -> jax.Array:
   )
   # Blocks of 2 x 2 pixels, of which each patch of 4 x 4 has 2 x 2.
   blocks = padded.reshape(batch, rows + 1, 2, columns + 1, 2, depth).transpose(0, 1, 3, 2, 4, 5)
-  patches = _windows(blocks.reshape(batch, rows + 1, columns + 1, 4 * depth))
+  patches = windows(blocks.reshape(batch, rows + 1, columns + 1, 4 * depth), 2)
   kernel = kernel.reshape(2, 2, 2, 2, *kernel.shape[2:]).transpose(0, 2, 1, 3, 4, 5)
   return patches @ kernel.reshape(16 * depth, -1)
 
@@ -437,7 +437,7 @@ def double(images: jax.Array, kernel: jax.Array) -> jax.Array:
   if not on_cpu():
     return _plain_double(images, kernel)
   batch, height, width, depth = images.shape
-  patches = _windows(jnp.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0))))
+  patches = windows(jnp.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0))), 2)
   # Row 2 t + p reads patch t + p by kernel rows p and 2 + p; columns likewise.
   kernel = kernel.reshape(2, 2, 2, 2, *kernel.shape[2:]).transpose(0, 2, 4, 1, 3, 5)
   products = patches @ kernel.reshape(4 * depth, -1)
@@ -449,10 +449,10 @@ def double(images: jax.Array, kernel: jax.Array) -> jax.Array:
   return jnp.stack(rows, axis=2).reshape(batch, 2 * height, 2 * width, -1)
 
 
-def _windows(x: jax.Array) -> jax.Array:
-  """All windows of 2 x 2 of [N, H, W, C], [N, H - 1, W - 1, 4 C]."""
-  _, height, width, _ = x.shape
-  parts = [x[:, i : i + height - 1, j : j + width - 1] for i in (0, 1) for j in (0, 1)]
+def windows(x: jax.Array, size: int) -> jax.Array:
+  """All windows of size x size of [N, H, W, C]: [N, H - size + 1, W - size + 1, size * size * C]."""
+  height, width = (side - size + 1 for side in x.shape[1:3])
+  parts = [x[:, i : i + height, j : j + width] for i in range(size) for j in range(size)]
   return jnp.concatenate(parts, axis=-1)
 
 

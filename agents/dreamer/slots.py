@@ -70,8 +70,10 @@ class Tokens(nn.Module):
     *axes, height, width, depth = image.shape
     x = image.reshape(-1, height, width, depth).astype(self.dtype)
     while x.shape[1:3] == (height, width) or max(x.shape[1:3]) > LARGEST_GRID:
-      x = nn.relu(nn.Conv(self.size, (4, 4), strides=(2, 2), dtype=self.dtype)(x))
-    x = nn.relu(nn.Conv(self.size, (3, 3), dtype=self.dtype)(x))
+      x = nn.relu(networks.Conv(self.size, dtype=self.dtype)(x))
+    # A convolution of 3 x 3, as a product of patches for the reason in `kernels.halve`.
+    patches = kernels.windows(jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))), 3)
+    x = nn.relu(networks.Dense(self.size, dtype=self.dtype)(patches))
     x = x + networks.Dense(self.size, dtype=self.dtype)(places(*x.shape[1:3]))
     x = networks.LayerNorm(dtype=self.dtype)(x.reshape(*axes, -1, self.size))
     mlp = networks.MLP(
