@@ -12,7 +12,7 @@ from hephaestus.launch.bench.learning import runs, suite, table
 
 DOCS = pathlib.Path(__file__).resolve().parents[1]
 PAGE = DOCS / 'leaderboard.md'
-# The first row of the agent that has an explorer. Rows before it are of another agent.
+# When the agent got its explorer. Rows from before are of another agent.
 SINCE = 1795730000.0
 _GYMNAX = '[PPO](https://github.com/RobertTLange/gymnax#implemented-accelerated-environments)'
 _DREAMER = '[DreamerV3](https://arxiv.org/abs/2301.04104), bsuite score'
