@@ -130,9 +130,9 @@ async function bitmap(text) {
 
 async function bitmaps(step) {
   if (step.drawn) return step.drawn;
-  const [real, dream, heat, difference] = await Promise.all(
-    [step.real?.frame, step.dream.frame, step.dream.heat, step.difference].map(bitmap));
-  step.drawn = {real, dream, heat, difference};
+  const [real, dream, heat, difference, ...slots] = await Promise.all(
+    [step.real?.frame, step.dream.frame, step.dream.heat, step.difference, step.real?.slots, step.dream.slots].map(bitmap));
+  step.drawn = {real, dream, heat, difference, slots};
   return step.drawn;
 }
 
@@ -198,6 +198,11 @@ function drawSides(step) {
   else paintNumbers(find('real-picture'), 'real', shown.real.numbers);
   if (dream) paint(find('dream-picture'), dream, hot, marks);
   else paintNumbers(find('dream-picture'), 'dream', step.dream.numbers, find('show-heat').checked ? step.dream.disagreement : null);
+  SIDES.forEach((side, which) => {
+    const masks = (side === 'real' ? shown : step).drawn.slots[which];
+    document.querySelector(`.side.${side} .slots`).hidden = !masks;
+    if (masks) paint(find(`${side}-slots`), masks);
+  });
   const imagined = step.step - step.begins;
   find('real-state').textContent = over ? 'the episode has ended' : step.last ? 'the episode ends here' : `step ${step.step}`;
   find('dream-state').textContent = imagined ? `${imagined} imagined step${imagined > 1 ? 's' : ''}` : 'begins here: reconstruction of the posterior';

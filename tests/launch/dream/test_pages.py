@@ -1,12 +1,18 @@
 """The page of a steered dream: its command, access control, a session over HTTP, and the page in a browser."""
 
+import base64
+import io
 import re
 import shutil
 
+import jax
+import numpy as np
 import polling
 import pytest
+from PIL import Image
 from playwright import sync_api
 
+from hephaestus.actors import videos
 from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
 from hephaestus.launch.dream import pages
@@ -136,6 +142,12 @@ class Shown:
   def at(self):
     return int(self.page.evaluate('document.body.dataset.at'))
 
+  def pixels(self, name):
+    """The pixels of a canvas by its ID, [H, W, 4] uint8."""
+    canvas = self.page.evaluate('(name) => document.getElementById(name).toDataURL()', name)
+    with io.BytesIO(base64.b64decode(canvas.partition(',')[2])) as file:
+      return np.asarray(Image.open(file).convert('RGBA'))
+
   def press(self, key, at):
     """Presses a key, after which the page shows a step."""
     self.page.keyboard.press(key)
@@ -172,7 +184,34 @@ def test_keys_steer_both_sides(serve, browser):
   assert shown.at() == 2 and page.locator('#branches .branch').count() == 3
   shown.press('n', 0)
   assert page.locator('#strip li').count() == 1 and shown.complaints == []
+  assert not page.is_visible('.slots')
   page.close()
+
+
+def test_masks_of_the_slots_of_each_step_tint_both_pictures(serve, browser):
+  served = serve('sprites')
+  shown = Shown(browser, served)
+  for at, key in enumerate(('ArrowRight', 'ArrowDown'), 1):
+    shown.press(key, at)
+  for name in ('difference', 'heat'):
+    shown.page.uncheck(f'#show-{name}')
+  (session,) = served.sessions._open.values()
+  model, world = session._programs._steering.dreamer.model, session._programs.params['world_model']
+  paint = jax.jit(lambda latent: model.rssm.paint(world, latent)[1][0])
+  start, touching, beyond = session.nodes
+  assert touching.real.timestep.last()  # the last real picture stays
+  masks = []
+  for node, real in ((beyond, touching), (touching, touching), (start, start)):
+    if node is not beyond:
+      shown.press(',', node.index)
+    masks.append([np.asarray(paint(belief.latent)) for belief in (real.belief, node.dream)])
+    for side, each in zip(('real', 'dream'), masks[-1], strict=True):
+      frame, found = (shown.pixels(f'{side}-{name}')[..., :3] for name in ('picture', 'slots'))
+      np.testing.assert_allclose(found, videos.with_masks(frame, each), atol=1)
+  change = np.abs(np.diff(masks, axis=0)).max(axis=(2, 3, 4))
+  assert (change[1] > 0.05).all() and change[0, 1] > 0.05  # another step has other masks
+  assert shown.complaints == []
+  shown.page.close()
 
 
 def test_page_says_how_long_dreams_can_be_trusted(serve, browser, monkeypatch):
