@@ -47,6 +47,8 @@ class Prediction(NamedTuple):
       a value that occurs.
     recalled: value and evidence, [A] float32 each, of `memory.Recall` at an observed step; None at an imagined
       one, or without an episodic memory.
+    masks: [S, H, W] float32, share of each slot of the model's state in each pixel of the image, of sum 1 over
+      slots; None without slots.
   """
 
   observation: Tree
@@ -60,6 +62,7 @@ class Prediction(NamedTuple):
   members: Tree
   disagreement: Tree
   recalled: tuple[jax.Array, jax.Array] | None
+  masks: jax.Array | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,6 +202,7 @@ class Steering:
       members=jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), members),
       disagreement=jax.tree.map(lambda x: jnp.std(x, axis=0), unrounded),
       recalled=None if recall is None else (recall.value, recall.evidence),
+      masks=None if step.latent.slots is None else model.rssm.paint(world, step.latent)[1],
     )
     return Belief(step.latent, memory), jax.tree.map(lambda x: x[0], prediction)
 

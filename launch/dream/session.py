@@ -291,10 +291,11 @@ class Session:
     'index', 'parent', 'branch', 'step' and 'begins' are as in `Node`; 'action' is its JSON value. For each
     of the sides 'real' (None beyond the end) and 'dream': 'reward', 'return', 'continues' (probability,
     on the real side 0 or 1), 'values' by head, 'novelty', 'mask', 'policy' (probabilities of all choices;
-    for continuous actions the action), 'numbers', and 'frame', a PNG. 'real' has 'recalled', what the episodic
-    memory read: {'value', 'evidence'} of all choices, or None. 'dream' has 'disagreement', of its
-    numbers, and 'heat', the same as a PNG over its frame; 'difference' is a PNG around what differs, and
-    'last' whether the real episode ends. PNGs are in base64; each is None where there is nothing to draw.
+    for continuous actions the action), 'numbers', 'frame', a PNG, and 'slots', another of the frame tinted by
+    the masks of its slots. 'real' has 'recalled', what the episodic memory read: {'value', 'evidence'} of all
+    choices, or None. 'dream' has 'disagreement', of its numbers, and 'heat', the same as a PNG over its
+    frame; 'difference' is a PNG around what differs, and 'last' whether the real episode ends. PNGs are in
+    base64; each is None where there is nothing to draw.
     """
     return self._node(at).shown
 
@@ -471,6 +472,7 @@ class Session:
       'numbers': self._programs.numbers(dream.observation),
       'disagreement': self._programs.numbers(dream.disagreement),
       'frame': _png(frame),
+      'slots': _show_slots(frame, dream),
       'heat': _png(self._heat(dream.members)),
     }
     if real is None:
@@ -489,6 +491,8 @@ class Session:
       'mask': None if mask is None else np.asarray(mask).tolist(),
       'numbers': self._programs.numbers(observation),
       'frame': _png(observed),
+      # The environment's own picture need not be of the image that slots hold.
+      'slots': None if frame is None else _show_slots(observed, sides[REAL]),
       'recalled': _show_recalled(sides[REAL].recalled),
     }
     return shown
@@ -509,6 +513,12 @@ class Session:
     each = [self._picture(jax.tree.map(lambda x, k=k: x[k], members)) for k in range(count)]
     spread = np.std(np.stack(each).astype(np.float32), axis=0).max(axis=-1)
     return _tinted(HEAT, np.minimum(2 * spread, 230))  # half of the members apart: opaque
+
+
+def _show_slots(frame: np.ndarray | None, side: steering_lib.Prediction) -> str | None:
+  if frame is None or side.masks is None:
+    return None
+  return _png(videos.with_masks(frame, np.asarray(side.masks)))
 
 
 def _show_recalled(recalled: Any) -> dict[str, Any] | None:

@@ -215,6 +215,8 @@ def test_each_member_imagines_an_image_of_its_own(dreamer, make_params, make_obs
   assert np.abs(dreamt.members[0] - dreamt.members[1]).max() > 0.1
   np.testing.assert_array_equal(seen.members[0], seen.members[1])  # at FIRST nothing is predicted
   assert masks.shape == (1, S, *model.observation_spec.shape[:2])
+  np.testing.assert_allclose(dreamt.masks, masks[0], atol=1e-5)
+  assert np.abs(dreamt.masks - seen.masks).max() > 1e-2
   foresee = lambda *x: dreamer.agent.foresee(*x, jax.random.key(0), *stream, jnp.int32(2))
   stream = jnp.zeros((5, *model.observation_spec.shape), jnp.uint8), jnp.zeros(5, jnp.int32)
   shown = jax.eval_shape(foresee, params)

@@ -7,6 +7,8 @@ const FEW = 24;  // numbers that are shown as a table; more are shown as maps
 const ARROWS = {up: 'ArrowUp', down: 'ArrowDown', left: 'ArrowLeft', right: 'ArrowRight'};
 const SIGNS = {ArrowUp: '↑', ArrowDown: '↓', ArrowLeft: '←', ArrowRight: '→'};
 const SIDES = ['real', 'dream'];
+const DIFFERENT = 48 / 255;  // least difference of a share that is marked, as of a colour in a picture
+const RGB = {real: [60, 160, 120], dream: [184, 88, 143], difference: [230, 60, 110], heat: [230, 159, 0], negative: [86, 180, 233]};
 const steps = [];  // by index, as the server sent them
 let session = null;
 let about = null;
@@ -130,9 +132,9 @@ async function bitmap(text) {
 
 async function bitmaps(step) {
   if (step.drawn) return step.drawn;
-  const [real, dream, heat, difference] = await Promise.all(
-    [step.real?.frame, step.dream.frame, step.dream.heat, step.difference].map(bitmap));
-  step.drawn = {real, dream, heat, difference};
+  const [real, dream, heat, difference, ...slots] = await Promise.all(
+    [step.real?.frame, step.dream.frame, step.dream.heat, step.difference, step.real?.slots, step.dream.slots].map(bitmap));
+  step.drawn = {real, dream, heat, difference, slots};
   return step.drawn;
 }
 
@@ -142,6 +144,45 @@ function paint(canvas, image, ...over) {
   canvas.classList.toggle('wide', image.width > 1.25 * image.height);
   const context = canvas.getContext('2d');
   [image, ...over].forEach((layer) => layer && context.drawImage(layer, 0, 0));
+}
+
+// Numbers of a leaf of both sides, as shares of the largest one so far.
+function sharesOf(leaf, {real, dream}) {
+  const part = (values) => values.slice(leaf.begin, leaf.begin + leaf.size);
+  const most = Math.max(1e-6, ...part(largest));
+  const shares = (values) => part(values).map((value) => value / most);
+  return {
+    real: real && shares(real.numbers), dream: shares(dream.numbers),
+    difference: real && shares(dream.numbers.map((value, place) => value - real.numbers[place])),
+    heat: shares(dream.disagreement).map((share) => 2 * share),
+  };
+}
+
+// The layers of both pictures: of the server, or heat maps of the first leaf with two axes; none for bars.
+function layersOf(step) {
+  const leaf = about.leaves.find(({shape}) => shape.length === 2 && Math.min(...shape) > 1);
+  if (step.drawn.dream || !leaf) return step.drawn;
+  const shares = sharesOf(leaf, step);
+  const cell = Math.max(4, Math.round(160 / Math.max(...leaf.shape)));
+  const map = (kind) => shares[kind] && heatMap(shares[kind], leaf.shape, RGB[kind], cell);
+  return {
+    ...step.drawn, real: step.drawn.real || map('real'), dream: map('dream'), heat: map('heat'),
+    difference: step.drawn.real ? null : shares.difference && outlines(shares.difference, leaf.shape, cell),
+  };
+}
+
+// Lines around the cells of shares that differ from 0, with cells of so many pixels a side.
+function outlines(shares, [rows, columns], cell) {
+  const canvas = make('canvas', {width: cell * columns, height: cell * rows});
+  const context = canvas.getContext('2d');
+  const width = Math.round(cell / 8) || 1;
+  context.strokeStyle = colour('mark');
+  context.lineWidth = width;
+  shares.forEach((share, place) => {
+    if (Math.abs(share) <= DIFFERENT) return;
+    context.strokeRect(cell * (place % columns) + width / 2, cell * Math.floor(place / columns) + width / 2, cell - width, cell - width);
+  });
+  return canvas;
 }
 
 // Bars from 0 to each number, with lines of one standard deviation of the members to both sides.
@@ -177,27 +218,28 @@ function paintNumbers(canvas, side, numbers, disagreement) {
 }
 
 function nameOf(position) {
-  let begin = 0;
-  for (const {name, shape} of about.leaves) {
-    const size = shape.reduce((one, other) => one * other, 1);
-    if (position < begin + size) return size === 1 ? name : `${name} ${position - begin}`;
-    begin += size;
-  }
-  return String(position);
+  const {name, size, begin} = about.leaves.find((leaf) => position < leaf.begin + leaf.size);
+  return size === 1 ? name : `${name} ${position - begin}`;
 }
 
 function drawSides(step) {
-  const {real, dream, heat, difference} = step.drawn;
+  const {dream, heat, difference} = layersOf(step);
   const marks = find('show-difference').checked ? difference : null;
   const hot = find('show-heat').checked ? heat : null;
   const over = step.real === null;
   document.querySelector('.side.real').classList.toggle('over', over);
   // Beyond the end the last real picture stays.
   const shown = over ? steps[path.filter((index) => steps[index].real && steps[index].step <= step.step).at(-1)] : step;
-  if (shown.drawn?.real) paint(find('real-picture'), shown.drawn.real, over ? null : marks);
+  const {real} = layersOf(shown);
+  if (real) paint(find('real-picture'), real, over ? null : marks);
   else paintNumbers(find('real-picture'), 'real', shown.real.numbers);
   if (dream) paint(find('dream-picture'), dream, hot, marks);
   else paintNumbers(find('dream-picture'), 'dream', step.dream.numbers, find('show-heat').checked ? step.dream.disagreement : null);
+  SIDES.forEach((side, which) => {
+    const masks = (side === 'real' ? shown : step).drawn.slots[which];
+    document.querySelector(`.side.${side} .slots`).hidden = !masks;
+    if (masks) paint(find(`${side}-slots`), masks);
+  });
   const imagined = step.step - step.begins;
   find('real-state').textContent = over ? 'the episode has ended' : step.last ? 'the episode ends here' : `step ${step.step}`;
   find('dream-state').textContent = imagined ? `${imagined} imagined step${imagined > 1 ? 's' : ''}` : 'begins here: reconstruction of the posterior';
@@ -332,7 +374,8 @@ function drawStrip() {
     const old = known.get(String(index));
     if (old && old.step === step) return old;
     const button = make('button', {}, make('span', {}, labelOf(step.action) || 'start'));
-    if (step.drawn?.dream || step.drawn?.real) button.append(thumbnail(step.drawn.real), thumbnail(step.drawn.dream));
+    const {real, dream} = layersOf(step);
+    if (dream || real) button.append(thumbnail(real), thumbnail(dream));
     button.append(make('span', {}, String(step.step)));
     button.className = `${step.begins === step.step ? 'begins' : ''} ${step.last ? 'last' : ''}`;
     button.addEventListener('click', () => { pause(); go(index); });
@@ -422,17 +465,19 @@ function drawCharts() {
   });
 }
 
-function heatMap(values, size, rgb) {
+// A cell for each share, by its sign and magnitude.
+function heatMap(values, size, rgb, cell = 1) {
   const columns = size.length === 2 ? size[1] : Math.ceil(Math.sqrt(2 * values.length));
   const rows = Math.ceil(values.length / columns);
   const canvas = make('canvas');
-  canvas.width = columns;
-  canvas.height = rows;
-  const pixels = new ImageData(columns, rows);
+  canvas.width = cell * columns;
+  canvas.height = cell * rows;
+  const context = canvas.getContext('2d');
   values.forEach((share, place) => {
-    pixels.data.set([...(share < 0 ? [86, 180, 233] : rgb), Math.round(255 * Math.min(1, Math.abs(share)))], 4 * place);
+    context.fillStyle = `rgb(${share < 0 ? RGB.negative : rgb})`;
+    context.globalAlpha = Math.min(1, Math.abs(share));
+    context.fillRect(cell * (place % columns), cell * Math.floor(place / columns), cell, cell);
   });
-  canvas.getContext('2d').putImageData(pixels, 0, 0);
   return canvas;
 }
 
@@ -448,24 +493,13 @@ function drawNumbers(step) {
     find('numbers').replaceChildren(make('div', {class: 'card scroll'}, table));
     return;
   }
-  const cards = [];
-  let begin = 0;
-  for (const {name, shape} of about.leaves) {
-    const size = shape.reduce((one, other) => one * other, 1);
-    const part = (values) => values.slice(begin, begin + size);
-    const most = Math.max(1e-6, ...part(largest));
-    const scaled = (values) => values.map((value) => value / most);
-    const kinds = [
-      ['reality', real && scaled(part(real)), [60, 160, 120]], ['dream', scaled(part(dream)), [184, 88, 143]],
-      ['dream − reality', real && scaled(part(dream).map((value, place) => value - real[begin + place])), [230, 60, 110]],
-      ['disagreement of the members', scaled(part(disagreement)).map((value) => 2 * value), [230, 159, 0]],
-    ];
-    const figures = kinds.filter(([, values]) => values).map(([title, values, rgb]) =>
-      make('figure', {}, make('figcaption', {}, title), heatMap(values, shape, rgb)));
-    cards.push(make('div', {class: 'card'}, make('h3', {}, name, make('small', {}, ` ${shape.join(' × ')}`)), make('div', {class: 'maps'}, ...figures)));
-    begin += size;
-  }
-  find('numbers').replaceChildren(...cards);
+  const titles = {real: 'reality', dream: 'dream', difference: 'dream − reality', heat: 'disagreement of the members'};
+  find('numbers').replaceChildren(...about.leaves.map((leaf) => {
+    const shares = sharesOf(leaf, step);
+    const figures = Object.keys(titles).filter((kind) => shares[kind]).map((kind) =>
+      make('figure', {}, make('figcaption', {}, titles[kind]), heatMap(shares[kind], leaf.shape, RGB[kind])));
+    return make('div', {class: 'card'}, make('h3', {}, leaf.name, make('small', {}, ` ${leaf.shape.join(' × ')}`)), make('div', {class: 'maps'}, ...figures));
+  }));
 }
 
 function draw() {
@@ -521,6 +555,12 @@ async function begin() {
     found = found || await ask('sessions', {});
     session = found.session;
     about = found.about;
+    let begin = 0;
+    for (const leaf of about.leaves) {
+      leaf.begin = begin;  // of its numbers among all
+      leaf.size = leaf.shape.reduce((one, other) => one * other, 1);
+      begin += leaf.size;
+    }
     sessionStorage.setItem('session', session);
     found.steps.forEach(keep);
     await Promise.all(steps.map(bitmaps));

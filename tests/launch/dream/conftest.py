@@ -20,6 +20,7 @@ SIZES = [f'agent.{name}={value}' for name, value in tiny.DREAMER.items()]
 OPTIONS = {
   'catch': [f'environment.{name}={value}' for name, value in tiny.CATCH.items()],
   'oasis': ['agent.memory_size=16'],
+  'sprites': ['agent.slots=3', 'agent.slot_size=8'],
 }
 
 

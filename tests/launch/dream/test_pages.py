@@ -1,18 +1,51 @@
 """The page of a steered dream: its command, access control, a session over HTTP, and the page in a browser."""
 
+import base64
+import io
 import re
 import shutil
 
+import gymnasium
+import jax
+import numpy as np
 import polling
 import pytest
+from PIL import Image
 from playwright import sync_api
 
+from hephaestus.actors import environments, videos
 from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
 from hephaestus.launch.dream import pages
 from hephaestus.launch.files import folder as folder_lib
 
+SIDES = 'real', 'dream'
 CHROMIUM = shutil.which('chromium')
+
+
+class Board(gymnasium.Env):
+  """Environment of a user without a drawing: 3 x 4 numbers, one negative, and one that moves to the right."""
+
+  observation_space = gymnasium.spaces.Box(-4.0, 4.0, (3, 4), np.float32)
+  action_space = gymnasium.spaces.Discrete(2)
+
+  def _board(self):
+    board = np.zeros((3, 4), np.float32)
+    board[0, 3], board[1, self.column] = -2, 4
+    return board
+
+  def reset(self, *, seed=None, options=None):
+    super().reset(seed=seed)
+    self.column = 0
+    return self._board(), {}
+
+  def step(self, action):
+    self.column += int(action)
+    return self._board(), 0.0, self.column == 3, False, {}
+
+
+def board():
+  return gymnasium.wrappers.TimeLimit(Board(), 20)
 
 
 def run(*arguments):
@@ -136,6 +169,12 @@ class Shown:
   def at(self):
     return int(self.page.evaluate('document.body.dataset.at'))
 
+  def pixels(self, name):
+    """The pixels of a canvas by its ID, [H, W, 4] uint8."""
+    canvas = self.page.evaluate('(name) => document.getElementById(name).toDataURL()', name)
+    with io.BytesIO(base64.b64decode(canvas.partition(',')[2])) as file:
+      return np.asarray(Image.open(file).convert('RGBA'))
+
   def press(self, key, at):
     """Presses a key, after which the page shows a step."""
     self.page.keyboard.press(key)
@@ -172,7 +211,34 @@ def test_keys_steer_both_sides(serve, browser):
   assert shown.at() == 2 and page.locator('#branches .branch').count() == 3
   shown.press('n', 0)
   assert page.locator('#strip li').count() == 1 and shown.complaints == []
+  assert not page.is_visible('.slots')
   page.close()
+
+
+def test_masks_of_the_slots_of_each_step_tint_both_pictures(serve, browser):
+  served = serve('sprites')
+  shown = Shown(browser, served)
+  for at, key in enumerate(('ArrowRight', 'ArrowDown'), 1):
+    shown.press(key, at)
+  for name in ('difference', 'heat'):
+    shown.page.uncheck(f'#show-{name}')
+  (session,) = served.sessions._open.values()
+  model, world = session._programs._steering.dreamer.model, session._programs.params['world_model']
+  paint = jax.jit(lambda latent: model.rssm.paint(world, latent)[1][0])
+  start, touching, beyond = session.nodes
+  assert touching.real.timestep.last()  # the last real picture stays
+  masks = []
+  for node, real in ((beyond, touching), (touching, touching), (start, start)):
+    if node is not beyond:
+      shown.press(',', node.index)
+    masks.append([np.asarray(paint(belief.latent)) for belief in (real.belief, node.dream)])
+    for side, each in zip(SIDES, masks[-1], strict=True):
+      frame, found = (shown.pixels(f'{side}-{name}')[..., :3] for name in ('picture', 'slots'))
+      np.testing.assert_allclose(found, videos.with_masks(frame, each), atol=1)
+  change = np.abs(np.diff(masks, axis=0)).max(axis=(2, 3, 4))
+  assert (change[1] > 0.05).all() and change[0, 1] > 0.05  # another step has other masks
+  assert shown.complaints == []
+  shown.page.close()
 
 
 def test_page_says_how_long_dreams_can_be_trusted(serve, browser, monkeypatch):
@@ -207,6 +273,44 @@ def test_actions_of_numbers_have_sliders(serve, browser):
   ]
   assert re.search(r'reward\s+-\d', text)
   assert shown.page.locator('#numbers tr').count() == 4 and shown.complaints == []
+  assert all(shown.pixels(f'{side}-picture').shape[1] == 600 for side in SIDES)  # bars
+  shown.page.close()
+
+
+def test_numbers_of_two_axes_are_a_heat_map_on_both_sides(serve, browser):
+  served = serve(environments.register(board))
+  shown = Shown(browser, served)
+  shown.press('2', 1)
+  (session,) = served.sessions._open.values()
+  start, moved = [node.shown for node in session.nodes]
+  cells = lambda values: np.reshape(values, (3, 4)) / most
+  most = max(np.abs(step[side]['numbers']).max() for step in (start, moved) for side in SIDES)
+  centre = lambda side: shown.pixels(f'{side}-picture')[20::40, 20::40]
+  alpha = lambda shares: 255 * np.minimum(1, np.abs(shares))
+  for name in ('heat', 'difference'):
+    shown.page.uncheck(f'#show-{name}')
+  for step in (moved, start):
+    if step is start:
+      shown.press(',', 0)
+    for side in SIDES:
+      shares, colours = cells(step[side]['numbers']), centre(side)
+      assert colours.shape == (3, 4, 4)
+      np.testing.assert_allclose(colours[..., 3], alpha(shares), atol=2)
+      is_blue, is_clear = colours[..., :3].argmax(-1) == 2, np.abs(shares) > 0.1
+      np.testing.assert_array_equal(is_blue[is_clear], shares[is_clear] < 0)
+  shown.press('.', 1)
+  shown.page.check('#show-heat')
+  heat = alpha(2 * cells(moved['dream']['disagreement'])) / 255
+  over = alpha(cells(moved['dream']['numbers'])) / 255
+  np.testing.assert_allclose(centre('dream')[..., 3], 255 * (1 - (1 - heat) * (1 - over)), atol=3)
+  assert heat.max() > 0.02
+  shown.page.check('#show-difference')
+  differs = np.abs(cells(moved['dream']['numbers']) - cells(moved['real']['numbers'])) > 48 / 255
+  assert differs.any() and not differs.all()
+  for side in SIDES:
+    lines = shown.pixels(f'{side}-picture')[::40, ::40]
+    np.testing.assert_array_equal((lines[..., :3] == [230, 60, 110]).all(-1), differs)
+  assert shown.page.locator('#strip canvas').count() == 4 and shown.complaints == []
   shown.page.close()
 
 
