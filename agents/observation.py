@@ -279,6 +279,8 @@ class Parts(NamedTuple):
 def parts(spec: Any) -> Parts:
   """Divides an observation into parts: its leaves, or if it is a single array groups of its numbers.
 
+  A leaf without numbers, as `without_images` leaves of an image, is no part.
+
   Groups are the array's vitals, and of its other numbers up to MAX_PATCHES x MAX_PATCHES patches of its
   first two axes, or of the board with which it ends; or up to MAX_CHUNKS chunks of a vector, and of what
   precedes a board. The view of a single array is a part of its own.
@@ -286,9 +288,14 @@ def parts(spec: Any) -> Parts:
   paths = jax.tree_util.tree_leaves_with_path(without_mask(spec))
   leaves = [leaf for _, leaf in paths]
   if len(leaves) > 1:
-    names = tuple('_'.join(str(getattr(at, 'key', at)) for at in path) for path, _ in paths)
-    sizes = [math.prod(leaf.shape) for leaf in leaves]
-    return Parts(names, np.repeat(np.arange(len(leaves)), sizes), tuple(range(len(leaves))))
+    sizes = np.array([math.prod(leaf.shape) for leaf in leaves])
+    part = np.cumsum(sizes > 0) - 1
+    names = tuple(
+      '_'.join(str(getattr(at, 'key', at)) for at in path)
+      for (path, _), size in zip(paths, sizes, strict=True)
+      if size
+    )
+    return Parts(names, np.repeat(part, sizes), tuple(part.tolist()))
   (leaf,) = leaves
   labels = np.full(math.prod(leaf.shape), '', object)
   shape = getattr(leaf, 'board_shape', leaf.shape if len(leaf.shape) > 1 else (0, 0))

@@ -69,6 +69,8 @@ class AgentRecord(abc.ABC):
       those that all agents have; `report` shows runs that differ only in these and the seed as one
       curve.
     shown: label -> name of a metric of the learner, shown on the progress line.
+    cognition: part of the agent -> values by config key that switch it on for --cognition, in an order in
+      which each part can be added. The first key of a part is 0 where it is off.
   """
 
   config_class: ClassVar[type]
@@ -78,6 +80,7 @@ class AgentRecord(abc.ABC):
   free_keys: ClassVar[Sequence[str]] = ()
   indifferent_keys: ClassVar[Sequence[str]] = ()
   shown: ClassVar[Mapping[str, str]] = {}
+  cognition: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
   @property
   def name(self) -> str:

@@ -29,12 +29,17 @@ COGNITION = {
 
 
 def make_dreamer(**changes):
-  """A Dreamer of numbers between 0 and 1, real numbers and three actions; without warm-up."""
+  """A Dreamer of numbers between 0 and 1, real numbers and three actions; without warm-up.
+
+  With `slots` it also has an image.
+  """
   config = dreamer_config.DreamerConfig(**tiny.DREAMER | {'warm_up_updates': 0} | changes)
   observation_spec = {
     'bounded': environment.VitalsSpec((3,), np.float32, 0, 1, VITALS),
     'real': specs.Array((2,), np.float32),
   }
+  if config.slots:
+    observation_spec['pixels'] = specs.BoundedArray(PIXELS, np.uint8, 0, 255)
   return dreamer_agent.make_dreamer(config, observation_spec, specs.DiscreteArray(3))
 
 
@@ -61,11 +66,15 @@ def make_batch(dreamer, seed=0):
   step_type[::2, 0] = dm_env.StepType.FIRST
   step_type[::3, 3] = dm_env.StepType.LAST
   step_type[::3, 4] = dm_env.StepType.FIRST
+  observation = {
+    'bounded': random.uniform(size=(BATCH, NUM_STEPS, 3)).astype(np.float32),
+    'real': random.normal(2.0, 3.0, (BATCH, NUM_STEPS, 2)).astype(np.float32),
+  }
+  if 'pixels' in dreamer.model.observation_spec:
+    pixels = np.random.default_rng(seed).integers(0, 256, (BATCH, NUM_STEPS, *PIXELS))
+    observation['pixels'] = pixels.astype(np.uint8)
   return experience.Sequence(
-    observation={
-      'bounded': random.uniform(size=(BATCH, NUM_STEPS, 3)).astype(np.float32),
-      'real': random.normal(2.0, 3.0, (BATCH, NUM_STEPS, 2)).astype(np.float32),
-    },
+    observation=observation,
     action=random.integers(0, 3, (BATCH, NUM_STEPS)).astype(np.int32),
     reward=random.normal(size=(BATCH, NUM_STEPS)).astype(np.float32),
     discount=np.where(step_type == dm_env.StepType.LAST, 0.0, 1.0).astype(np.float32),

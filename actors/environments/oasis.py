@@ -25,6 +25,9 @@ RISK = (8.0, 8.0, 2.0, 0.0)  # cost of a cell to that policy, by distance from t
 HIGH, LOW = 0.5, 0.3  # values of a vital above and below which `level_bonus` counts
 
 CELL_PIXELS, BAR_PIXELS = 16, 8
+SHAPES = np.array([np.eye(2), 1 - np.eye(2), *[np.ones((2, 2))] * 3], bool)
+"""[5, 2, 2] bool, pixels of the agent, predator, food, water and den in a cell of an observed image."""
+WIDTH = SIZE * SHAPES.shape[-1]  # of that image
 SAND, LINE = (247, 240, 222), (232, 222, 196)
 COLOURS = {  # the colour-blind safe palette of Okabe and Ito
   AGENT: (30, 30, 34),
@@ -79,7 +82,9 @@ class Oasis(environment.Environment):
   predator does not enter the den.
 
   The observation is 'places', [10] float32, row and column of agent, predator, food, water and den
-  divided by 8, with the `offsets` from the agent as a view; and 'vitals', [3] float32.
+  divided by 8, with the `offsets` from the agent as a view; and 'vitals', [3] float32. With `image` it is
+  'image', [18, 18, 3] uint8, and 'vitals': a cell is 2 by 2 pixels, which food, water and den fill, and of
+  which agent and predator fill one diagonal each. So none of them hides another.
 
   Rewards are 0 by default. Two options add rewards for survival: baselines for agents that make their
   own intrinsic rewards of the vitals.
@@ -88,11 +93,13 @@ class Oasis(environment.Environment):
     max_steps: time limit.
     alive_reward: reward of each step that the agent survives.
     level_bonus: reward of each such step for each vital above 0.5, and minus that for each below 0.3.
+    image: whether the cells are observed as an image in place of numbers.
   """
 
   max_steps: int = 500
   alive_reward: float = 0.0
   level_bonus: float = 0.0
+  image: bool = False
 
   def __post_init__(self):
     if self.max_steps < 1:
@@ -102,11 +109,17 @@ class Oasis(environment.Environment):
   def observation_spec(self) -> dict[str, specs.Array]:
     vitals = [environment.Vital(name, index) for index, name in enumerate(VITALS)]
     are_paid = self.alive_reward != 0 or self.level_bonus != 0
+    read = environment.VitalsSpec(
+      (3,), np.float32, 0.0, 1.0, vitals, name='vitals', are_paid=are_paid
+    )
+    if self.image:
+      return {
+        'image': specs.BoundedArray((WIDTH, WIDTH, 3), np.uint8, 0, 255, 'image'),
+        'vitals': read,
+      }
     return {
       'places': environment.ViewSpec((10,), np.float32, 0.0, 1.0, offsets, 'places'),
-      'vitals': environment.VitalsSpec(
-        (3,), np.float32, 0.0, 1.0, vitals, name='vitals', are_paid=are_paid
-      ),
+      'vitals': read,
     }
 
   @property
@@ -199,7 +212,24 @@ class Oasis(environment.Environment):
     return self.draw(self._observe(state))
 
   def draw(self, observation: environment.Observation) -> np.ndarray:
-    """Draws den, water and food as tiles, predator and agent as discs, and the vitals as bars."""
+    """Draws den, water and food as tiles, predator and agent as discs, and the vitals as bars.
+
+    An image is drawn as it is, enlarged.
+    """
+    board = self._draw_image(observation) if self.image else self._draw_places(observation)
+    bars = np.full((3 * BAR_PIXELS, SIZE * CELL_PIXELS, 3), LINE, np.uint8)
+    width = SIZE * CELL_PIXELS
+    for index, (source, vital) in enumerate(zip(SOURCES, observation['vitals'], strict=True)):
+      length = round(width * min(max(float(vital), 0.0), 1.0))
+      bars[index * BAR_PIXELS + 1 : (index + 1) * BAR_PIXELS, :length] = COLOURS[source]
+    return np.concatenate([board, bars])
+
+  def _draw_image(self, observation: environment.Observation) -> np.ndarray:
+    image = np.asarray(observation['image']).clip(0, 255).astype(np.uint8)
+    size = SIZE * CELL_PIXELS // WIDTH
+    return image.repeat(size, axis=0).repeat(size, axis=1)
+
+  def _draw_places(self, observation: environment.Observation) -> np.ndarray:
     places = np.rint(np.asarray(observation['places']) * (SIZE - 1)).astype(int).clip(0, SIZE - 1)
     pixels = np.empty((SIZE, CELL_PIXELS, SIZE, CELL_PIXELS, 3), np.uint8)
     pixels[...] = SAND
@@ -211,17 +241,25 @@ class Oasis(environment.Environment):
         pixels[row, 2:-1, column, 2:-1] = COLOURS[thing]
       else:
         pixels[row, :, column][disc] = COLOURS[thing]
-    board = pixels.reshape(SIZE * CELL_PIXELS, SIZE * CELL_PIXELS, 3)
-    bars = np.full((3 * BAR_PIXELS, SIZE * CELL_PIXELS, 3), LINE, np.uint8)
-    width = SIZE * CELL_PIXELS
-    for index, (source, vital) in enumerate(zip(SOURCES, observation['vitals'], strict=True)):
-      length = round(width * min(max(float(vital), 0.0), 1.0))
-      bars[index * BAR_PIXELS + 1 : (index + 1) * BAR_PIXELS, :length] = COLOURS[source]
-    return np.concatenate([board, bars])
+    return pixels.reshape(SIZE * CELL_PIXELS, SIZE * CELL_PIXELS, 3)
 
   def _observe(self, state: State) -> dict[str, jax.Array]:
+    vitals = (state.left / MOST).astype(jnp.float32)
+    if self.image:
+      return {'image': _image(state.places), 'vitals': vitals}
     places = state.places.reshape(-1).astype(jnp.float32) / (SIZE - 1)
-    return {'places': places, 'vitals': (state.left / MOST).astype(jnp.float32)}
+    return {'places': places, 'vitals': vitals}
+
+
+def _image(places: jax.Array) -> jax.Array:
+  """The image of five places, [18, 18, 3] uint8, of `State.places`, [5, 2]."""
+  row, column = (places[:, axis, None] == jnp.arange(SIZE) for axis in (0, 1))
+  pixels = (row[:, :, None, None, None] & column[:, None, None, :, None]) & SHAPES[:, None, :, None]
+  pixels = pixels.reshape(-1, WIDTH, WIDTH)
+  image = jnp.broadcast_to(jnp.asarray(SAND, jnp.uint8), (WIDTH, WIDTH, 3))
+  for thing in (DEN, WATER, FOOD, PREDATOR, AGENT):
+    image = jnp.where(pixels[thing, :, :, None], jnp.asarray(COLOURS[thing], jnp.uint8), image)
+  return image
 
 
 def _free_cell(bits: jax.Array, occupied: jax.Array) -> jax.Array:

@@ -139,6 +139,8 @@ class DreamerConfig:
     check(self.reward_scale > 0, 'reward_scale', 'must be positive')
     for name in ('competence_scale', 'survival_scale', 'empowerment_scale', 'workspace_size'):
       check(getattr(self, name) >= 0, name, 'must be at least 0')
+    several = self.ensemble_size > 1 or self.competence_scale == 0
+    check(several, 'competence_scale', 'is of novelty, which one member has not; set it to 0')
     check(0 < self.bootstrap_share <= 1, 'bootstrap_share', 'must lie in (0, 1]')
     check(0 < self.gamma <= 1, 'gamma', 'must lie in (0, 1]')
     check(0 <= self.lambda_ <= 1, 'lambda_', 'must lie in [0, 1]')

@@ -402,6 +402,7 @@ def remembered(
     stochastic=kept['stochastic'].astype(rssm_.dtype),
     numbers=kept['numbers'],
     recalled=memory.recalled(memory.read(ring, ring['key'][entry])),
+    slots=kept['slots'].astype(rssm_.dtype) if 'slots' in kept else None,
   )
   features = rssm_.features(params['world_model'], latent, previous)
   first = jnp.zeros(takes.shape, bool)

@@ -123,7 +123,7 @@ class Networks:
       'stochastic': self.latent_size,
       'numbers': self.numbers.size,
       'previous': self.previous_size,
-    }
+    } | ({'slots': self.slots_width} if self.slots else {})
     kept = starts if self.config.memory_dream_share else {}
     return memory_lib.EpisodicMemory(size, ttl, self.actions, self.numbers, self.codec, kept)
 

@@ -31,6 +31,7 @@ class Dreamer(records.AgentRecord):
   name = records.DREAMER
   config_class = dreamer_config.DreamerConfig
   learner_class = learner_config.LearnerConfig
+  cognition = presets.COGNITION
   presets: ClassVar = {'laptop': presets.laptop, 'gpu': presets.gpu, 'tpu-v4-8': presets.tpu_v4_8}
   can_fuse = True
   indifferent_keys = ('max_environment_steps',)  # no rate is annealed

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import psutil
 
@@ -104,6 +105,18 @@ def plain(preset: Preset) -> Preset:
     )
 
   return make
+
+
+COGNITION: dict[str, dict[str, Any]] = {
+  'memory': {'agent.memory_size': 4096},
+  'dreams from memory': {'agent.memory_dream_share': 0.5},
+  'slots': {'agent.slots': 8},
+  'survival': {'agent.survival_scale': 1.0},
+  'empowerment': {'agent.empowerment_scale': 1.0},
+  'competence': {'agent.competence_scale': 1.0},
+  'workspace': {'agent.workspace_size': 4, 'agent.workspace_score': 'gain'},
+}
+"""Values that switch on the dreamer's parts of cognition, see `AgentRecord.cognition`."""
 
 
 def _envs_for(gibibytes: float | None, *, usual: int, needed: float) -> int:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
   from hephaestus.launch.cluster import hosts as hosts_lib
 
 ONE_PROCESS = 'train in one process with `hephaestus train --fused`'
-GIVEN = ('preset', 'env', 'agent', 'steps', 'seed', 'set')  # which make a config
+GIVEN = ('preset', 'cognition', 'env', 'agent', 'steps', 'seed', 'set')  # which make a config
 HOSTS_HELP = 'a hosts file; see docs/hosts.md'
 LAUNCH_ID_HELP = (
   'above 0, the same on all hosts, another at each launch (default: the steps of the run)'
@@ -250,7 +250,8 @@ def _manifests(arguments: argparse.Namespace) -> int:
     launch_id=arguments.launch_id,
   )
   hosts = hosts_lib.load(pathlib.Path(arguments.hosts))
-  config = _make_shared_config(request_lib.of(arguments, fused=False), hosts)
+  with contextlib.redirect_stdout(sys.stderr):  # stdout is for the manifests
+    config = _make_shared_config(request_lib.of(arguments, fused=False), hosts)
   _launch_id(arguments.launch_id, config)  # raises the errors that the pods would raise
   preflight.check_environment(config)
   text = manifests.to_yaml(manifests.make(hosts, config, options))

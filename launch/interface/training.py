@@ -1,8 +1,10 @@
 """`train`, which runs `hephaestus train` from Python, and `Run`, which reads its results."""
 
 import argparse
+import contextlib
 import dataclasses
 import inspect
+import io
 import json
 import os
 import pathlib
@@ -180,7 +182,10 @@ def _train(request: request_lib.TrainRequest, env: Any) -> Run:
   request = dataclasses.replace(request, env=_register(env, request.run) if is_instance else env)
   if request.fused is None and _can_be_one_process(request):
     request = dataclasses.replace(request, fused=True)
-  config = request_lib.make_config(request)
+  with contextlib.redirect_stdout(io.StringIO()) as said:
+    config = request_lib.make_config(request)
+  if config.fused:  # a child process says it itself
+    print(said.getvalue(), end='', flush=True)
   if is_instance and not config.fused:
     raise ValueError(
       f'environment.name={request.env!r}: an instance exists only in this process, and this run has '

@@ -66,6 +66,8 @@ TITLES = {
   'learner/intrinsic/competence': 'competence',
   'learner/intrinsic/survival': 'reward of survival, replayed steps',
   'learner/intrinsic/empowerment': 'empowerment, share of the largest',
+  'learner/intrinsic/progress': 'learning progress, replayed steps',
+  'learner/intrinsic/regions': 'regions reached, for learning progress',
   'learner/intrinsic/vital_error': 'mean error of decoded vitals',
   'learner/intrinsic/clean_novelty_positive': 'share of steps with clean novelty',
   'learner/world_model/reward_correlation': 'correlation of predicted and true rewards',
@@ -75,6 +77,7 @@ TITLES = {
   'learner/memory/evidence': 'memory, evidence of all actions at a replayed step',
   'learner/memory/similarity': 'memory, similarity of the nearest entry',
   'learner/memory/age': 'memory, age of an entry, updates',
+  'learner/memory/latent_age': 'memory, age of a latent at which dreams begin, updates',
   'learner/workspace/open': 'workspace, candidates open at a step',
   'learner/workspace/entropy': 'workspace, entropy of the shares, nats',
   'learner/slots/used': 'slots that hold most of some pixel',
@@ -160,6 +163,8 @@ def charts(keys: Iterable[str]) -> list[Chart]:
 def _chart(key: str) -> Chart:
   section = next(name for name, starts in SECTIONS.items() if key.startswith(starts))
   last = key.removesuffix(history.MEDIAN).rsplit('/', 1)[-1].replace('_', ' ')
+  if key.startswith('learner/workspace/'):
+    last = last.replace('share ', 'workspace, share of steps with ')
   if section == ENVIRONMENT:  # the same metric, of evaluations and of training
     of = {'evaluator/': ', evaluation', 'learner/option/': ', option'}
     last += next((text for start, text in of.items() if key.startswith(start)), ', acting')

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
   from hephaestus.launch import config as launch_config
 
 # Fields that make a config on any machine or host, and those that make one on this machine.
-SHARED = ('preset', 'env', 'agent', 'run', 'steps', 'seed', 'set', 'trust')
+SHARED = ('preset', 'cognition', 'env', 'agent', 'run', 'steps', 'seed', 'set', 'trust')
 CONFIG = (*SHARED, 'config', 'fused')
 # Keys that ask for a run of several processes where they are above 1.
 SEVERAL = ('actor.num_actors', 'learner.num_processes', 'replay.num_shards')
@@ -28,6 +28,8 @@ class TrainRequest:
 
   Attributes:
     preset: sizes: laptop, gpu or tpu-v4-8 (default: by the hardware found).
+    cognition: switch on all parts of docs/cognition.md that suit the environment and are not set
+      otherwise: slots, episodic memory, workspace, survival, empowerment and learning progress.
     env: an environment of `hephaestus environments`, or package.module:Class (default: catch).
     agent: dreamer, plain, ppo, or package.module:Class (default: dreamer); plain is a baseline like
       DreamerV3, without novelty.
@@ -47,6 +49,7 @@ class TrainRequest:
   """
 
   preset: str | None = None
+  cognition: bool = False
   env: str | None = None
   agent: str | None = None
   run: pathlib.Path | None = None
@@ -150,7 +153,8 @@ SINGLE = tuple(name for name in NAMES if name not in CONFIG)  # fields of one ru
 def make_config(request: TrainRequest) -> Any:
   """Makes the `ExperimentConfig` that a request asks for.
 
-  It begins with the config of the run folder to resume, of the run of --from, or of a preset. Values
+  It begins with the config of the run folder to resume, of the run of --from, or of a preset, to which
+  --cognition adds its parts. Values
   of --config replace some of it, then --set, --fused, --steps and --seed do. Where the packages
   that several processes need are not installed, a new run becomes a fused one, if its agent can train
   so and neither --no-fused nor `learner.fused` is given.
@@ -162,6 +166,7 @@ def make_config(request: TrainRequest) -> Any:
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.agents import presets
   from hephaestus.launch.files import folder as folder_lib
+  from hephaestus.launch.run import cognition
 
   records.given_names(request.agent, request.env)
   file = request.file
@@ -196,6 +201,8 @@ def make_config(request: TrainRequest) -> Any:
   values = file.values
   if file.env not in (None, config.environment['name']):
     values = {key: value for key, value in values.items() if not key.startswith('environment.')}
+  if request.cognition:
+    config = cognition.switch_on(request, config, overrides, values)
   config = launch_config.override(config, overrides, values)
   environments.check_name(config.environment['name'])
   if is_new and not (_asks(request) or config.fused) and config.record.can_fuse:
@@ -296,11 +303,11 @@ def _config_of_origin(request: TrainRequest) -> Any:
       f'--from {request.origin}: begins a new run, and --run {request.run} is one already; give a '
       'new folder, or leave out --from to resume'
     )
-  for name in ('preset', 'agent'):
-    if getattr(request, name) is not None:
+  for name in ('preset', 'agent', 'cognition'):
+    if words := request.words(name):
       raise ValueError(
-        f'--{name} {getattr(request, name)}: a run --from another has its agent and sizes; leave it '
-        'out, and change the rest with --set'
+        f'{" ".join(words)}: a run --from another has its agent and sizes; leave it out, and change the '
+        'rest with --set'
       )
   config = folder_lib.load_config(parse_origin(request.origin)[0])
   if request.env is not None and request.env != config.environment['name']:

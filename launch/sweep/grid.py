@@ -58,10 +58,11 @@ def plan(
   """
   seeds = [request.seed or 0] if seeds is None else list(dict.fromkeys(seeds))
   chosen = list(itertools.product(seeds, _settings(grids)))
-  configs = []
+  configs: list[launch_config.ExperimentConfig] = []
   for seed, (_, assignments) in chosen:
     one = dataclasses.replace(request, run=None, seed=seed, set=(*request.set, *assignments))
-    with contextlib.redirect_stdout(io.StringIO()):  # the same line for each run
+    # Each run prints the same lines.
+    with contextlib.redirect_stdout(io.StringIO()) if configs else contextlib.nullcontext():
       configs.append(request_lib.make_config(one))
   parent = request.run or folder_lib.new(configs[0])
   found = []

@@ -125,7 +125,7 @@ def test_competence_trains_the_explorer(reward):
   assert both._critics['explorer_critic'] == ('novelty', competence.NAME)
   assert both._critics['critic'] == ('task', 'survival')
   assert both.dreams(competence.NAME, 8) == both.dreams('novelty', 8) == slice(4, 8)
-  alone = make_dreamer(competence_scale=1.0, ensemble_size=1).actor_critic
-  assert alone.heads == ('task',) and not alone.explores
+  with pytest.raises(ValueError, match=r'agent\.competence_scale=1\.0: is of novelty, which one'):
+    dreamer_config.DreamerConfig(competence_scale=1.0, ensemble_size=1)
   with pytest.raises(ValueError, match=r'agent\.competence_scale=-1'):
     dreamer_config.DreamerConfig(competence_scale=-1.0)

@@ -183,6 +183,7 @@ NUMBERS = functools.partial(specs.BoundedArray, dtype=np.float32, minimum=0, max
   [
     ({'hand': {'left': NUMBERS((2,))}, 'purse': NUMBERS(())}, {'hand_left': 2, 'purse': 1}),
     ({'only': NUMBERS((3,)), 'action_mask': NUMBERS((4,))}, {f'chunk_{i}': 1 for i in range(3)}),
+    ({'image': NUMBERS((9, 9, 0)), 'purse': NUMBERS((2,))}, {'purse': 2}),
     (NUMBERS((20,)), {f'chunk_{i}': 3 if i < 4 else 2 for i in range(8)}),
     (NUMBERS((2, 3, 5)), {f'patch_{i}_{j}': 5 for i in range(2) for j in range(3)}),
     (NUMBERS((9, 9, 2)), {f'patch_{i}_{j}': 18 for i in range(3) for j in range(3)}),

@@ -150,6 +150,18 @@ def test_candidates_are_leaves_and_what_is_recalled(make_dreamer):
   assert module.names == ('board', 'purse')  # the mask is no candidate
 
 
+def test_slots_are_candidates_with_their_own_numbers(make_dreamer):
+  """An image that slots read is no candidate itself, and neither with numbers of its own."""
+  made = make_dreamer('frames', slots=3, slot_size=4, workspace_size=1, memory_size=16)
+  module = made.actor_critic.context
+  assert module.names == ('slot_0', 'slot_1', 'slot_2', 'recall')
+  features = jax.tree.map(jnp.ones_like, made.model.networks.empty_features(4))
+  read = np.asarray(jax.jit(module._read)(features, jnp.eye(4)))[:, : -len(module.names)]
+  size = made.model.networks.recalled_size
+  expected = np.concatenate([np.repeat([3], size), np.repeat(np.arange(3), 4)])
+  np.testing.assert_array_equal(read, expected == np.arange(4)[:, None])
+
+
 SQUARES = environment.ViewSpec((3,), np.float32, -4, 4, lambda x: jnp.square(x[1:]))
 
 

@@ -138,6 +138,11 @@ def once():
       ['--env', 'oasis', '--set', 'environment.alive_reward=1', 'agent.survival_scale=1'],
       'agent.survival_scale=1: the reward of this environment already depends on its vitals',
     ),
+    (
+      ['--agent', 'ppo', '--cognition'],
+      '--cognition: is of the dreamer, and this is ppo; leave it out, or give --agent dreamer',
+    ),
+    (['--from', 'RUN', '--cognition'], '--cognition: a run --from another has its agent and sizes'),
     (['--agent', 'ppo', '--set', 'learner.max_staleness=0'], 'learner.max_staleness=0: must be'),
     (['--agent', 'ppo', '--set', 'agent.window=3'], 'agent.window=3: unknown key'),
     (['--agent', 'ppo', '--set', 'learner.num_epochs=0'], 'learner.num_epochs=0: must be'),

@@ -6,16 +6,12 @@ import numpy as np
 import pytest
 from dm_env import specs
 from small_dreamer import (
-  BATCH,
-  NUM_STEPS,
-  PIXELS,
   RATES,
   make_batch,
   make_dreamer,
-  make_dreamer_of_images,
   random_features,
 )
-from trainer import Trainer, assert_same_step
+from trainer import Trainer
 
 from hephaestus.agents import experience
 from hephaestus.agents.dreamer import agent as dreamer_agent
@@ -33,15 +29,6 @@ def dreamer():
 @pytest.fixture(scope='module')
 def one_device(dreamer):
   return Trainer(dreamer_update.make_update(dreamer, RATES))
-
-
-def test_eight_devices_take_the_step_of_one_with_slots():
-  dreamer = make_dreamer_of_images()
-  update = dreamer_update.make_update(dreamer, RATES)
-  batch, random = make_batch(dreamer), np.random.default_rng(0)
-  pixels = random.integers(0, 256, (BATCH, NUM_STEPS, *PIXELS)).astype(np.uint8)
-  batch = batch._replace(observation={'pixels': pixels, 'real': batch.observation['real']})
-  assert_same_step(Trainer(update), Trainer(update, 8), batch)
 
 
 def test_imagination_by_itself_trains_salience_actor_and_critic(dreamer, one_device):

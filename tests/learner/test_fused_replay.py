@@ -12,7 +12,7 @@ import tiny
 from hephaestus.launch import config
 from hephaestus.launch.agents import presets
 from hephaestus.launch.files import metrics
-from hephaestus.launch.run import fused, parts
+from hephaestus.launch.run import fused, parts, request
 from hephaestus.learner import checkpoint, loop
 from hephaestus.learner.sources import staleness, unrolled
 
@@ -24,20 +24,14 @@ OPTIONS = (
   'learner.log_period=4',
 )  # fmt: skip
 CONFIG = config.override(presets.laptop('catch'), [*OPTIONS])
-COGNITION = config.override(
-  presets.laptop('oasis'),
-  [
+COGNITION = request.TrainRequest(
+  cognition=True,
+  env='oasis',
+  preset='laptop',
+  set=(
     *(each for each in OPTIONS if not each.startswith('environment.')),
-    'agent.survival_scale=1', 'agent.empowerment_scale=1', 'agent.competence_scale=1',
-    'agent.memory_size=64', 'agent.memory_dream_share=0.5', 'agent.workspace_size=2',
-  ],
-)  # fmt: skip
-SLOTS = config.override(
-  presets.laptop('sprites'),
-  [
-    *(each for each in OPTIONS if not each.startswith('environment.')),
-    'agent.slots=3', 'agent.slot_size=4',
-  ],
+    'environment.image=true', 'agent.memory_size=64', 'agent.slots=3', 'agent.slot_size=4',
+  ),
 )  # fmt: skip
 # The agent of most tests has a memory: a part of its state that no optimizer changes.
 MEMORY = config.override(CONFIG, ['agent.memory_size=64'])
@@ -224,29 +218,22 @@ def test_stopped_run_resumes_bitwise(program, tmp_path):
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize(
-  ('base', 'names'),
-  [
-    (
-      COGNITION,
-      {
-        'intrinsic/survival',
-        'intrinsic/empowerment',
-        'intrinsic/progress',
-        'memory/filled',
-        'workspace/share_vitals',
-      },
-    ),
-    (SLOTS, {'slots/used', 'slots/change_error'}),
-  ],
-)
-def test_run_with_cognition_resumes_bitwise(base, names):
-  made = make_program(base=base)
+def test_run_with_cognition_resumes_bitwise():
+  made = make_program(base=request.make_config(COGNITION))
   whole, _ = made.iterate(begin(made), 7)
   parts, _ = made.iterate(begin(made), 3)
   parts, sums = made.iterate(made.place(made.gather(parts)), 4)
   assert_equal(made.gather(whole), made.gather(parts))
-  assert set(sums) >= names
+  assert set(sums) >= {
+    'intrinsic/survival',
+    'intrinsic/empowerment',
+    'intrinsic/progress',
+    'memory/filled',
+    'dream/remembered',
+    'slots/change_error',
+    'workspace/share_vitals',
+    'workspace/share_slot_2',
+  }
 
 
 def test_run_reports_as_a_distributed_one_and_ends_with_the_last_allowed_update(program, tmp_path):

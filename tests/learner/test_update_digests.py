@@ -53,7 +53,7 @@ DREAMERS = {
   'pictures': pictures,
   'slots': make_dreamer_of_images,
 }
-"""Together they have every option, since a workspace allows neither images nor salience."""
+"""Together they have every option, since a workspace allows neither images for CNNs nor salience."""
 
 
 def batch_of(dreamer, seed):

@@ -5,7 +5,7 @@
     read      actor([open_1 x_1, ..., open_1, ...])      critic(everything)
 
 over candidates i: parts x_i of the observation (its leaves, or groups of the numbers of a single array, see
-`observation.parts`), and what the episodic memory recalls. h is the GRU's
+`observation.parts`), the slots of its image, and what the episodic memory recalls. h is the GRU's
 state. N is a candidate's novelty, dN its change since the step before, t the steps of the episode so far
 and n how often the candidate was open in them, both from 1; D is the lack of the part's vitals, see
 `survival.lack`. Contents keep their positions in the actor's input, and are 0 where closed.
@@ -52,7 +52,7 @@ NOVELTY, CHANGE, VISITS, VITALS = 1.0, 0.6, 0.4, 1.5
 GAIN = 'gain'
 """Name of the head q, and of the score that it trains."""
 RECALL = 'recall'
-"""Name of the candidate that the episodic memory gives; its novelty is 0."""
+"""Name of the candidate that the episodic memory gives; its novelty is 0, as the novelty of slots."""
 
 
 class Terms(NamedTuple):
@@ -110,10 +110,11 @@ class Workspace(context_lib.Context):
   def __post_init__(self):
     networks = self.networks
     given = f'agent.workspace_size={networks.config.workspace_size}'
-    if networks.codec.image_specs:
+    if networks.cnn_specs:
       raise ValueError(
-        f'{given}: this observation has an image, which imagination does not decode; agent.image_channels=0 '
-        'reads it as numbers, whose patches are candidates, else set agent.workspace_size=0'
+        f'{given}: this observation has an image, which imagination does not decode; agent.slots=8 reads it '
+        'by slots and agent.image_channels=0 as numbers, both of which are candidates, else set '
+        'agent.workspace_size=0'
       )
     if networks.config.workspace_size > len(self.names):
       raise ValueError(
@@ -123,15 +124,19 @@ class Workspace(context_lib.Context):
 
   @functools.cached_property
   def names(self) -> tuple[str, ...]:
-    """Names of the candidates: parts in the order of the observation, then RECALL with a memory."""
+    """Names of the candidates: parts in the order of the observation, its slots, and RECALL with a memory."""
     names = observation_lib.parts(self.networks.codec.flat_spec).names
-    return (*names, *([RECALL] if self.networks.recalled_size else []))
+    slots = (f'slot_{i}' for i in range(self.networks.config.slots))
+    return (*names, *slots, *([RECALL] if self.networks.recalled_size else []))
 
   @functools.cached_property
   def _owner(self) -> np.ndarray:
     """[I] int, index of the candidate to which each number of `_contents` belongs."""
+    config, parts = self.networks.config, self.networks.numbers.parts
     recalled = np.full(self.networks.recalled_size, len(self.names) - 1)
-    return np.concatenate([recalled, self.networks.numbers.parts])
+    first = len(observation_lib.parts(self.networks.codec.flat_spec).names)
+    slots = np.repeat(first + np.arange(config.slots), config.slot_size)
+    return np.concatenate([recalled, parts, slots])
 
   @functools.cached_property
   def _places(self) -> tuple[np.ndarray, np.ndarray]:
@@ -225,7 +230,7 @@ class Workspace(context_lib.Context):
     return -jax.nn.logsumexp(weight - jnp.square(error[..., None] - expected) / 2, axis=-1)
 
   def _contents(self, features: Features) -> jax.Array:
-    """The features that are candidates: the recall, and the inputs of the numbers, [..., I]."""
+    """The features that are candidates: the recall, the inputs of the numbers, and the slots, [..., I]."""
     return jnp.concatenate([features.recalled, features.numbers], axis=-1)
 
   def _bonus(self, before: Past, terms: Terms) -> jax.Array:

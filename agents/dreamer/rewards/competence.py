@@ -5,8 +5,8 @@
                   fast_i <- fast_i + max(FAST, 1 / n_i) (novelty_i - fast_i)
     reward        max(0, slow_i - fast_i)
 
-with x what a step shows: the inputs of the observation's numbers, and the stochastic state where there are
-images. An update counts as one visit of each region i that its batch reaches, n_i are its visits, and
+with x what a step shows: the inputs of the observation's numbers, its slots, and the stochastic state where
+there are images for CNNs. An update counts as one visit of each region i that its batch reaches, n_i are its visits, and
 novelty_i is the mean over these steps. Slow follows fast as it was before the visit, so no visit is in
 both averages at once; two averages that follow the same novelty would both hold a part of it.
 
@@ -25,7 +25,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import modules
 from hephaestus.agents.dreamer import rssm as rssm_lib
 from hephaestus.agents.dreamer.rewards import reward as reward_lib
@@ -52,11 +51,6 @@ class Competence(reward_lib.Reward):
   name = NAME
   explores = True
   is_centred = True
-
-  @classmethod
-  def weight(cls, config: dreamer_config.DreamerConfig) -> float:
-    """See `Reward.weight`; without novelty, of which one member has none, there is no progress."""
-    return config.competence_scale if config.ensemble_size > 1 else 0.0
 
   def statistics(self) -> dict[str, jax.Array]:
     averages = {name: jnp.zeros(2**BITS) for name in ('visits', 'fast', 'slow')}
@@ -112,7 +106,8 @@ class Competence(reward_lib.Reward):
   def _directions(self) -> np.ndarray:
     """P, [inputs, BITS] float32."""
     networks = self.rssm.networks
-    shape = networks.numbers.input_size + networks.inferred_size, BITS
+    inputs = networks.numbers.input_size + networks.slots_width
+    shape = inputs + networks.inferred_size, BITS
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 

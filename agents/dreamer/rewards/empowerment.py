@@ -2,7 +2,7 @@
 
     E(s) = I(A; X' | s) = ln n - H(A | s, X')  >=  ln n + mean ln q(a | s, x'),    a ~ uniform
 
-over the n legal actions, x' being the numbers of the observation that one imagined step predicts. A
+over the n legal actions, x' being the numbers and slots of the observation that one imagined step predicts. A
 classifier q learns to infer the action from s and x', and a head e(s) learns the mean of the bound, so that
 no action needs to be imagined where empowerment is read. Mohamed and Rezende (2015), "Variational
 information maximisation for intrinsically motivated reinforcement learning"; the bound is from
@@ -62,9 +62,9 @@ class Empowerment(reward_lib.Reward):
         f'{given}: empowerment is of one discrete action with at least two choices, and here it is '
         f'{networks.action_spec}; set agent.empowerment_scale=0'
       )
-    if not networks.numbers.size:
+    if not networks.embedding_size:
       raise ValueError(
-        f'{given}: empowerment is over the numbers of an observation, and here are only images, which '
+        f'{given}: empowerment is over numbers and slots of an observation, and here are only images, which '
         'dreams do not decode; set agent.empowerment_scale=0'
       )
 

@@ -47,6 +47,7 @@ ENVIRONMENTS = [
   Case('ice', {'max_steps': 40}, (TRUNCATED,)),
   Case('noisy_corridor', {'max_steps': 18}, (TRUNCATED,)),
   Case('oasis', {'max_steps': 25}, BOTH),
+  Case('oasis', {'max_steps': 25, 'image': True}, BOTH),
   Case('rooms', {'fresh_after': 10}),
   Case('sprites', {'max_steps': 12}, BOTH),
   Case('gymnax/CartPole-v1', {'max_steps': 14}, BOTH, 'gymnax'),

@@ -174,9 +174,40 @@ def test_frame_shows_places_and_bars_of_the_vitals():
   assert lengths == [144, 72, 0]
 
 
-def test_a_prediction_beyond_the_bounds_is_drawn():
-  predicted = {'places': np.full(10, 1.2, np.float32), 'vitals': np.array([-0.5, 0.5, 3.0])}
-  assert ENV.draw(predicted).shape == (168, 144, 3)
+def test_image_shows_what_is_in_each_cell():
+  """Also where agent or predator is on a tile, or both are in one cell: nothing hides another thing."""
+  env = oasis.Oasis(image=True)
+  state = state_of((8, 0), ((8, 0), (0, 8), (8, 0), (2, 3)))  # with the predator at the water
+  image = np.asarray(jax.jit(env._observe)(state)['image'])
+  assert image.shape == (18, 18, 3) and image.dtype == np.uint8
+  shown = {
+    (8, 0): [[oasis.AGENT, oasis.PREDATOR], [oasis.PREDATOR, oasis.AGENT]],
+    (0, 8): [[oasis.FOOD] * 2] * 2,
+    (2, 3): [[oasis.DEN] * 2] * 2,
+  }
+  cells = image.reshape(9, 2, 9, 2, 3).swapaxes(1, 2)
+  for cell, things in shown.items():
+    np.testing.assert_array_equal(cells[cell], [[oasis.COLOURS[x] for x in row] for row in things])
+  assert (image == oasis.SAND).all(-1).sum() == 4 * (81 - len(shown))
+  image = np.asarray(env._observe(state_of((0, 0)))['image'])
+  assert tuple(image[0, 0]) == oasis.COLOURS[oasis.AGENT]
+  assert tuple(image[0, 1]) == oasis.COLOURS[oasis.DEN]
+
+
+def test_image_is_drawn_above_the_vitals():
+  env, state = oasis.Oasis(image=True), state_of((4, 5), left=(60, 20, 0))
+  frame, numbers = env.render(state), ENV.render(state)
+  assert frame.shape == numbers.shape
+  np.testing.assert_array_equal(frame[144:], numbers[144:])
+  np.testing.assert_array_equal(frame[:144:8, :144:8], env._observe(state)['image'])
+
+
+@pytest.mark.parametrize(
+  'predicted', [{'places': np.full(10, 1.2, np.float32)}, {'image': np.full((18, 18, 3), 300.0)}]
+)
+def test_a_prediction_beyond_the_bounds_is_drawn(predicted):
+  env = oasis.Oasis(image='image' in predicted)
+  assert env.draw(predicted | {'vitals': np.array([-0.5, 0.5, 3.0])}).shape == (168, 144, 3)
 
 
 def test_invalid_options_are_rejected():
