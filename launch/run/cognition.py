@@ -45,7 +45,8 @@ def switch_on(
   for name, settings in parts.items():
     added = [f'{key}={value}' for key, value in settings.items() if not request.sets(key)]
     try:
-      tried = launch_config.override(config, added)
+      # All of them, since later parts need earlier ones before what the user gives replaces their values.
+      tried = launch_config.override(config, [f'{key}={x}' for key, x in settings.items()])
       whole = launch_config.override(tried, assignments, content)
       _check(whole, environment)
     except ValueError as error:
