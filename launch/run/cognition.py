@@ -1,16 +1,13 @@
 """`--cognition`: the parts of docs/cognition.md, as far as they suit a run."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from hephaestus.launch import config as launch_config
 
-if TYPE_CHECKING:
-  from hephaestus.launch.run import request as request_lib
-
 
 def switch_on(
-  request: 'request_lib.TrainRequest',
+  is_set: Callable[[str], bool],
   config: launch_config.ExperimentConfig,
   assignments: Sequence[str],
   content: Mapping[str, Any],
@@ -20,7 +17,7 @@ def switch_on(
   Each part is tried with the parts before it and all that the user gives: what refuses it says why.
 
   Args:
-    request: what the user asks for; values that it sets stay as they are.
+    is_set: key -> whether the user gives its value, which then stays as it is.
     config: config without the parts, before all that the user gives.
     assignments: what the user gives, as for `config.override`.
     content: the same in a file.
@@ -43,9 +40,10 @@ def switch_on(
   on: dict[str, list[str]] = {}
   off: dict[str, str] = {}
   for name, settings in parts.items():
-    added = [f'{key}={value}' for key, value in settings.items() if not request.sets(key)]
+    added = [f'{key}={value}' for key, value in settings.items() if not is_set(key)]
     try:
-      tried = launch_config.override(config, added)
+      # All of them, since later parts need earlier ones before what the user gives replaces their values.
+      tried = launch_config.override(config, [f'{key}={x}' for key, x in settings.items()])
       whole = launch_config.override(tried, assignments, content)
       _check(whole, environment)
     except ValueError as error:

@@ -202,7 +202,7 @@ def make_config(request: TrainRequest) -> Any:
   if file.env not in (None, config.environment['name']):
     values = {key: value for key, value in values.items() if not key.startswith('environment.')}
   if request.cognition:
-    config = cognition.switch_on(request, config, overrides, values)
+    config = cognition.switch_on(request.sets, config, overrides, values)
   config = launch_config.override(config, overrides, values)
   environments.check_name(config.environment['name'])
   if is_new and not (_asks(request) or config.fused) and config.record.can_fuse:

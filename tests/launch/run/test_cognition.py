@@ -72,6 +72,11 @@ def test_explicit_settings_win(capsys, tmp_path):
   assert 'memory (agent.memory_size=0 is given), dreams from memory (needs a memory)' in line
 
 
+def test_part_of_another_size_keeps_what_needs_it():
+  agent = make(*LAPTOP, '--cognition', '--env', 'catch', '--set', 'agent.memory_size=64').agent
+  assert (agent.memory_size, agent.memory_dream_share) == (64, 0.5)
+
+
 def test_run_resumes_without_the_flag_and_refuses_it_where_it_was_not_given(tmp_path):
   for name, words in (('on', ['--cognition']), ('off', [])):
     made = make(*LAPTOP, '--env', 'catch', *words)
