@@ -115,7 +115,9 @@ def test_bad_input_is_refused_as_by_the_command(tmp_path, options, words):
 
 
 def test_unknown_option_is_refused():
-  with pytest.raises(TypeError, match="no option 'stepz'; choose of preset, cognition, trust, config, fused"):
+  with pytest.raises(
+    TypeError, match="no option 'stepz'; choose of preset, cognition, trust, config, fused"
+  ):
     hephaestus.train('catch', stepz=3)
 
 
