@@ -6,9 +6,9 @@
     reward        max(0, slow_i - fast_i)
 
 with x what a step shows: the inputs of the observation's numbers, its slots, and the stochastic state where
-there are images for CNNs. An update counts as one visit of each region i that its batch reaches, n_i are its visits, and
-novelty_i is the mean over these steps. Slow follows fast as it was before the visit, so no visit is in
-both averages at once; two averages that follow the same novelty would both hold a part of it.
+there are images for CNNs. An update counts as one visit of each region i that its batch reaches, n_i are its
+visits, and novelty_i is the mean over these steps. Slow follows fast as it was before the visit, so no visit
+is in both averages at once; two averages that follow the same novelty would both hold a part of it.
 
 Noise that stays noise is novel and does not become less novel, so it has no progress: Schmidhuber
 (1991), "Curious model-building control systems"; by regions as in Oudeyer, Kaplan and Hafner (2007),
