@@ -465,7 +465,8 @@ class ActorCritic:
   def context_loss(self, params: Tree, replayed: Replayed) -> jax.Array | None:
     """The context module's own loss on replayed steps, [], see `Context.loss`; None without one.
 
-    The module learns from how far the critic errs, r + gamma d V' - V of the task, in units of `return_floor`.
+    The module learns from how far the critic errs, r + gamma d V' - V summed over the rewards that train the task's
+    actor (the task's own and, say, survival), in units of `return_floor`.
 
     Args:
       params: parameters of context module and critic.
@@ -474,8 +475,11 @@ class ActorCritic:
     config, context = self.config, self.context.of_critic
     assert replayed.action is not None
     pooled = context.pool(params, replayed.history, replayed.features)
-    value = jax.lax.stop_gradient(self.values(params, replayed.features, pooled)[TASK].mean())
-    target = replayed.rewards[TASK] + config.gamma * replayed.discount * value
+    values = jax.lax.stop_gradient(self.values(params, replayed.features, pooled))
+    names = [name for name in replayed.rewards if not _is_explorers(name)]
+    value: Any = sum(values[name].mean() for name in names)
+    reward = sum(replayed.rewards[name] for name in names)
+    target = reward + config.gamma * replayed.discount * value
     error = (target[1:] - value[:-1]) / config.return_floor
     features, action = jax.tree.map(lambda x: x[:-1], (replayed.features, replayed.action))
     loss = self.context.loss(params, features, action, error)

@@ -332,11 +332,20 @@ def test_gate_moves_with_the_errand_that_is_due(learned):
   assert entropy > 0.8 * np.log(N)
 
 
-def test_gain_opens_the_candidate_that_explains_errors_of_the_critic(params):
-  """Random actions are rewarded by the errand that is due, with noise as large; no actor is trained."""
+def learn_from(params, error_of, rate):
+  """Trains scores by `gain` for 600 updates on random actions; no actor is trained.
+
+  Args:
+    params: parameters, of which statistics are used.
+    error_of: (whether the action is of the errand that is due, generator) -> errors of the critic.
+    rate: learning rate.
+
+  Returns:
+    (learned terms, gates, countdowns) of 512 steps, each [512, N].
+  """
   dreamer = make(memory_size=0, workspace_score='gain')
   policy, module = dreamer.actor_critic, dreamer.actor_critic.context
-  statistics, optimizer = params['world_model']['statistics'], optax.adam(1e-2)
+  statistics, optimizer = params['world_model']['statistics'], optax.adam(rate)
   count, num_updates = errands.NUM_BUTTONS, 600
 
   def random_steps(seed, *axes):
@@ -345,8 +354,8 @@ def test_gain_opens_the_candidate_that_explains_errors_of_the_critic(params):
     features = features_from(dreamer)(statistics, rng, observation)
     due = np.take_along_axis(wanted, countdown.argmin(-1)[..., None], -1)[..., 0]
     action = rng.integers(0, count, axes)
-    error = np.where(action == due, 1.0, -1.0) + rng.normal(size=axes)
-    return features, np.eye(count)[action].astype(np.float32), error.astype(np.float32), countdown
+    error = error_of(action == due, rng).astype(np.float32)
+    return features, np.eye(count)[action].astype(np.float32), error, countdown
 
   @jax.jit
   def learn(key, *inputs):
@@ -363,9 +372,43 @@ def test_gain_opens_the_candidate_that_explains_errors_of_the_critic(params):
   learned, first = jax.device_get(learn(jax.random.key(0), *steps))
   jax.tree.map(np.testing.assert_array_equal, learned['actor'], first['actor'])
   features, _, _, countdown = random_steps(1, 1, 512)
-  gates = np.asarray(jax.jit(module.gates)(learned, history_of(np.zeros((1, 512, N))), features)[0])
-  is_due = countdown[0] == 0
-  assert gates[is_due].mean() > 0.8  # of a random gate 1/8
+  gates = jax.jit(module.gates)(learned, history_of(np.zeros((1, 512, N))), features)
+  return np.asarray(module._learned(learned, features)[0]), np.asarray(gates[0]), countdown[0]
+
+
+def test_gain_opens_the_candidate_that_explains_errors_of_the_critic(params):
+  """The errand that is due is rewarded, with noise as large."""
+  _, gates, countdown = learn_from(
+    params, lambda right, rng: np.where(right, 1.0, -1.0) + rng.normal(size=right.shape), 1e-2
+  )
+  assert gates[countdown == 0].mean() > 0.8  # of a random gate 1/8
+
+
+def test_gain_prefers_no_candidate_where_the_critic_does_not_err(params):
+  """The optimizer normalises gradients, so without `EVENNESS` scores drift apart by several units."""
+  scores, _, _ = learn_from(params, lambda right, rng: 0.01 * rng.normal(size=right.shape), 1e-3)
+  np.testing.assert_allclose(scores - scores.mean(axis=-1, keepdims=True), 0.0, atol=0.3)
+
+
+def test_gain_is_of_all_rewards_that_the_actor_seeks(params):
+  """Errors of the explorer's critic have no part in the loss, whose candidates the task's actor reads."""
+  made = make(memory_size=0, workspace_score='gain', empowerment_scale=1.0)
+  policy, axes = made.actor_critic, (3, BATCH)
+  features = features_of(made, params, 0, *axes)
+  rewards = {name: np.zeros(axes, np.float32) for name in (ac.TASK, 'novelty', 'empowerment')}
+  steps = ac.Replayed(
+    features,
+    policy.context.of_critic.replayed(features, np.zeros(axes), np.zeros(axes, bool)),
+    rewards,
+    discount=np.ones(axes, np.float32),
+    last=np.zeros(axes, bool),
+    action=np.zeros((*axes, errands.NUM_BUTTONS), np.float32),
+  )
+  loss = jax.jit(functools.partial(policy.context_loss, policy.init(jax.random.key(0))))
+  rewarded = lambda name: float(loss(steps._replace(rewards=rewards | {name: rewards[name] + 2})))
+  base = float(loss(steps))
+  assert rewarded('novelty') == base
+  assert rewarded('empowerment') == rewarded(ac.TASK) > base + 0.1
 
 
 # Scores.

@@ -13,11 +13,13 @@ and n how often the candidate was open in them, both from 1; D is the lack of th
 With `workspace_score=gain` queries and keys learn by another loss than the actor's: a head predicts from each
 candidate by itself, and the action a, how far the critic's value proves wrong, delta = r + gamma V' - V:
 
-    loss      -ln sum_i w_i N(delta; q(x_i, a), 1)      w = softmax_i( query(h) key(x_i) / sqrt(32) )
+    loss      -ln sum_i w_i N(delta; q(x_i, a), 1) - 0.001 / N sum_i ln w_i
+    w         softmax_i( query(h) key(x_i) / sqrt(32) )
 
 over replayed steps, in units of `return_floor`: a mixture of experts (Jacobs et al., 1991), whose weights
 turn to the candidate from which the critic gains most. The return itself would not do: where a policy has not yet
-learned what to do about a candidate, its value does not depend on it.
+learned what to do about a candidate, its value does not depend on it. The last term keeps weights even where
+there is nothing to gain: the optimizer, which normalises gradients, would turn them to one candidate all the same.
 
 A gate is 0 or 1, and its gradient is the gradient of sigmoid(score - rival): "straight-through", as in Bengio
 et al. (2013), "Estimating or propagating gradients through stochastic neurons". The rival is the score
@@ -51,6 +53,8 @@ NOVELTY, CHANGE, VISITS, VITALS = 1.0, 0.6, 0.4, 1.5
 """Weights of the terms N, dN, the visits term and D of a score, which are not learned."""
 GAIN = 'gain'
 """Name of the head q, and of the score that it trains."""
+EVENNESS = 0.001
+"""Weight of the loss that keeps the weights w even."""
 RECALL = 'recall'
 """Name of the candidate that the episodic memory gives; its novelty is 0, as the novelty of slots."""
 
@@ -227,7 +231,8 @@ class Workspace(context_lib.Context):
     head, _ = self.modules()[GAIN]
     expected = networks.apply(head, params[GAIN], *candidates, actions)[..., 0]
     weight = jax.nn.log_softmax(self._learned(params, features))
-    return -jax.nn.logsumexp(weight - jnp.square(error[..., None] - expected) / 2, axis=-1)
+    mixture = jax.nn.logsumexp(weight - jnp.square(error[..., None] - expected) / 2, axis=-1)
+    return -mixture - EVENNESS * weight.mean(axis=-1)
 
   def _contents(self, features: Features) -> jax.Array:
     """The features that are candidates: the recall, the inputs of the numbers, and the slots, [..., I]."""
