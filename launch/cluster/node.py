@@ -33,8 +33,8 @@ def default_launch_id(config: launch_config.ExperimentConfig) -> int:
 
 def names(hosts: hosts_lib.Hosts, host: hosts_lib.Host) -> list[str]:
   """Names of the nodes of a host, as in `program.commands`."""
-  shards = parts_lib.replay_names(len(hosts.keepers))
-  here = [shards[shard] for shard in hosts.shards(host.name)]
+  shards = zip(hosts.keepers, parts_lib.replay_names(len(hosts.keepers)), strict=True)
+  here = [name for keeper, name in shards if keeper.name == host.name]
   if host.learner:
     learners = parts_lib.learners(len(hosts.learners))
     here.append(learners[hosts.learners.index(host.name)])

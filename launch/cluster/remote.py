@@ -42,7 +42,18 @@ def command(
   words = f'exec {host.command} ' + shlex.join(['node', '-', '--host', host.name, '--run', run])
   there = words if host.directory is None else f'cd {shlex.quote(host.directory)} && {words}'
   flags = [*ALIVE, *_forwarding(hosts, host, forwarded_ports)]
-  return None if host.way is None else host.way.command(there, flags)
+  if host.ssh is not None:
+    return ['ssh', '-T', *host.ssh.options, '-oBatchMode=yes', *flags, host.ssh.target, there]
+  if host.gcloud is not None:
+    vm = host.gcloud
+    project = [] if vm.project is None else [f'--project={vm.project}']
+    return [
+      *('gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh', vm.name, f'--zone={vm.zone}', *project),
+      *(f'--worker={vm.worker or 0}', '--quiet', *vm.options),
+      *(f'--ssh-flag={flag}' for flag in flags),
+      f'--command={there}',
+    ]
+  return ['sh', '-c', there] if host.local else None
 
 
 def _forwarding(
