@@ -170,7 +170,7 @@ class _Connection:
     return self.exit_code not in (None, 0, *(_TERMINATED if self.told_to_stop else ()))
 
   def tell(self, text: bytes) -> None:
-    """Writes to the host's stdin, unless it was told to stop."""
+    """Writes to the host's stdin, unless it stops."""
     assert self._popen.stdin is not None
     with contextlib.suppress(OSError, ValueError):  # it has ended, as its exit code says, or stops
       if not self.told_to_stop:

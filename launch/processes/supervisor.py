@@ -191,27 +191,15 @@ class Stopping:
   """How processes are stopped at the end of the run: by SIGTERM, after a grace period by SIGKILL.
 
   Attributes:
-    order: groups of names of processes, stopped one group after another; None for all at once.
-    grace_seconds: time between SIGTERM and SIGKILL, one for all groups or one for each.
+    groups: names of processes, stopped one group after another, and seconds between SIGTERM and SIGKILL
+      for each group; None for all processes at once, with 10 s.
     total_seconds: time for all groups together, after which every process is killed.
     on_signal: called, before anything is stopped, if a signal has asked to stop.
   """
 
-  order: Sequence[Sequence[str]] | None = None
-  grace_seconds: float | Sequence[float] = 10.0
+  groups: Sequence[tuple[Sequence[str], float]] | None = None
   total_seconds: float = 30.0
   on_signal: Callable[[], None] = lambda: None
-
-  def groups(self, names: Sequence[str]) -> list[tuple[Sequence[str], float]]:
-    """Pairs each group of names with its seconds of grace; ValueError if `order` does not match `names`."""
-    order = [names] if self.order is None else self.order
-    if sorted(name for group in order for name in group) != sorted(names):
-      raise ValueError(f'`order` must name each of {names} once, got {order}.')
-    grace = self.grace_seconds
-    graces = [float(grace)] * len(order) if isinstance(grace, int | float) else grace
-    if len(graces) != len(order):
-      raise ValueError(f'{len(graces)} values of grace for {len(order)} groups.')
-    return list(zip(order, graces, strict=True))
 
 
 @dataclasses.dataclass
@@ -245,10 +233,9 @@ class Supervisor:
     self,
     processes: Sequence[Process],
     *,
-    until: Sequence[str],
-    is_over: Callable[[Set[str]], bool] | None = None,
-    restarts: Restarts | None = None,
-    stopping: Stopping | None = None,
+    is_over: Callable[[Set[str]], bool] = lambda finished: False,
+    restarts: Restarts = Restarts(),
+    stopping: Stopping = Stopping(),
     on_event: Callable[[Event], None] = lambda event: None,
     on_tick: Callable[[], None] = lambda: None,
     forks: fork_server.ForkServer | None = None,
@@ -257,33 +244,30 @@ class Supervisor:
 
     Args:
       processes: processes to run, started in this order.
-      until: names of the processes that must all finish for the run to be finished; when empty,
-        it ends by a signal or a failure only.
-      is_over: names of finished processes -> whether the run is finished, in place of `until`.
-      restarts: when to restart and when to give up; None for the defaults.
-      stopping: order and grace periods of stopping; None for the defaults.
+      is_over: names of finished processes -> whether the run is finished; by default it ends by a signal
+        or a failure only.
+      restarts: when to restart and when to give up.
+      stopping: order and grace periods of stopping.
       on_event: called with every event, from the thread that runs.
       on_tick: called about every `TICK_SECONDS`, also while stopping.
       forks: fork server for the commands that it can run, which saves their imports. Other commands,
         and all commands if it is gone, run as new programs.
 
     Raises:
-      ValueError: names are missing, repeated or unknown, or `stopping` does not match them.
+      ValueError: names are missing or repeated, or `stopping` does not match them.
     """
     names = [process.name for process in processes]
     if not names:
       raise ValueError('No processes to supervise: give at least one.')
     if repeated := [name for name, count in collections.Counter(names).items() if count > 1]:
       raise ValueError(f'Names of processes must differ, but {repeated} are repeated.')
-    if unknown := [name for name in until if name not in names]:
-      raise ValueError(f'`until` names {unknown}, which are not among the processes {names}.')
-    stopping = stopping or Stopping()
+    self._stop_groups = stopping.groups or [(names, 10.0)]
+    if sorted(name for group, _ in self._stop_groups for name in group) != sorted(names):
+      raise ValueError(f'`groups` must name each of {names} once, got {stopping.groups}.')
     self._children = {process.name: _Child(process) for process in processes}
-    self._is_over = is_over or (lambda finished: bool(until) and finished >= set(until))
-    self._restarts = restarts or Restarts()
-    self._stop_groups = stopping.groups(names)
-    self._stop_seconds = stopping.total_seconds
-    self._on_signal = stopping.on_signal
+    self._is_over = is_over
+    self._restarts = restarts
+    self._stopping = stopping
     self._on_event = on_event
     self._on_tick = on_tick
     self._forks = forks
@@ -310,7 +294,7 @@ class Supervisor:
       interrupted = self._interrupts.count > 0 and not self._failed
       if interrupted:
         with contextlib.suppress(OSError):  # as in _emit
-          self._on_signal()
+          self._stopping.on_signal()
       self._stop()
     failed = self._failed
     return Outcome(
@@ -426,7 +410,7 @@ class Supervisor:
     return [self._children[name] for name in names if name != child.process.name]
 
   def _stop(self) -> None:
-    deadline = time.monotonic() + self._stop_seconds
+    deadline = time.monotonic() + self._stopping.total_seconds
     for names, grace_seconds in self._stop_groups:
       children = [self._children[name] for name in names]
       for child in children:
