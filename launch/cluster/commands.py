@@ -76,7 +76,8 @@ def _add_manifests_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument('--kubernetes', action='store_true', help='the only engine so far')
   parser.add_argument('--out', type=pathlib.Path, metavar='FILE', help='default: stdout')
   parser.add_argument(
-    '--name', default='hephaestus', help="name of the run in the cluster; every object's prefix"
+    '--name',
+    help='name of the run in the cluster, the prefix of every object (default: hephaestus)',
   )
   parser.add_argument('--namespace', help="default: kubectl's")
   parser.add_argument('--image', help='built from the Dockerfile (default: hephaestus:VERSION)')
@@ -177,6 +178,7 @@ def _say(line: str) -> None:
 def _node(arguments: argparse.Namespace) -> int:
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.agents import machine
+  from hephaestus.launch.run import parts as parts_lib
   from hephaestus.launch.run import preflight
 
   packages.check_distributed('several hosts', ONE_PROCESS)
@@ -199,10 +201,12 @@ def _node(arguments: argparse.Namespace) -> int:
     else:
       hosts = hosts_lib.load(pathlib.Path(arguments.hosts))
       config = _make_shared_config(request, hosts)
-      launch_id = _launch_id(arguments.launch_id, config)
+      launch_id = node.launch_id(arguments.launch_id, config)
     host = hosts.find(arguments.host)
-    if arguments.stay:
-      node.check_stays(hosts, host)
+    if arguments.stay and parts_lib.ENDING not in node.names(hosts, host):
+      raise ValueError(
+        f'--stay: is for a host with only replay, and {host.name} has more; leave it out'
+      )
     if host.learner:
       machine.check(config, machine.find())
     budget = preflight.check_budget(config)
@@ -216,19 +220,10 @@ def _node(arguments: argparse.Namespace) -> int:
     print(f'run folder: {folder}', budget, *remarks, sep='\n', flush=True)
     if memory:
       print(memory, flush=True)
-    place = node.HostPlace(hosts, host, launch_id, attached=attached, stays=arguments.stay)
-    return node.run(place, config, folder, forks, profile=span)
-
-
-def _launch_id(given: int | None, config: 'launch_config.ExperimentConfig') -> int:
-  """Launch ID for a host that `launch` does not start; ValueError where the flag is needed or invalid."""
-  from hephaestus.launch.cluster import node
-
-  if given is None:
-    return node.default_launch_id(config)
-  if given < 1:
-    raise ValueError(f'--launch-id {given}: must be at least 1')
-  return given
+    return node.run(
+      hosts, host, config, folder, forks,
+      launch_id=launch_id, attached=attached, stays=arguments.stay, profile=span,
+    )  # fmt: skip
 
 
 def _manifests(arguments: argparse.Namespace) -> int:
@@ -236,23 +231,16 @@ def _manifests(arguments: argparse.Namespace) -> int:
     raise ValueError('--kubernetes: is missing; it is the only engine so far')
   from hephaestus.launch.cluster import hosts as hosts_lib
   from hephaestus.launch.cluster import kubernetes as manifests
+  from hephaestus.launch.cluster import node
   from hephaestus.launch.run import preflight
 
-  options = manifests.Options(
-    name=arguments.name,
-    namespace=arguments.namespace,
-    **({} if arguments.image is None else {'image': arguments.image}),
-    gpus=arguments.gpus,
-    tpu=arguments.tpu,
-    topology=arguments.topology,
-    storage_class=arguments.storage_class,
-    resources=manifests.parse_resources(arguments.resources),
-    launch_id=arguments.launch_id,
-  )
+  given = {name: getattr(arguments, name) for name in manifests.Options.__dataclass_fields__}
+  given['resources'] = manifests.parse_resources(arguments.resources)
+  options = manifests.Options(**{k: value for k, value in given.items() if value is not None})
   hosts = hosts_lib.load(pathlib.Path(arguments.hosts))
   with contextlib.redirect_stdout(sys.stderr):  # stdout is for the manifests
     config = _make_shared_config(request_lib.of(arguments, fused=False), hosts)
-  _launch_id(arguments.launch_id, config)  # raises the errors that the pods would raise
+  node.launch_id(arguments.launch_id, config)  # raises the errors that the pods would raise
   preflight.check_environment(config)
   text = manifests.to_yaml(manifests.make(hosts, config, options))
   if arguments.out is None:

@@ -431,7 +431,7 @@ def _convert(kind: Any, value: Any, path: str) -> Any:
   kinds = typing.get_args(kind) or (kind,)
   if type(value) in kinds:  # a bool is an int as well
     return value
-  record = next(filter(dataclasses.is_dataclass, kinds), None)
+  record: Any = next(filter(dataclasses.is_dataclass, kinds), None)
   if record and (isinstance(value, dict) or bool not in kinds):
     return _read(record, value, path)
   names = {bool: 'true or false', int: 'a whole number', str: 'a word, in quotes if need be'}
