@@ -112,33 +112,23 @@ class ProcessGroup:
       The tree of the first process, as host arrays and typed keys.
     """
     leaves, treedef = jax.tree.flatten(tree)
-    is_key = [jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
-    plain = [
-      jax.eval_shape(jax.random.key_data, leaf) if key else leaf
-      for leaf, key in zip(leaves, is_key, strict=True)
-    ]
+    is_key = lambda leaf: jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    data = jax.random.key_data
+    plain = [jax.eval_shape(data, leaf) if is_key(leaf) else leaf for leaf in leaves]
     ends = np.cumsum([math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in plain])
     # As bytes: one program for any tree, and a sum with zeros that changes no bit.
     content = np.zeros(ends[-1], np.uint8)
     if self.is_first:
-      host = [
-        jax.random.key_data(leaf) if key else leaf for leaf, key in zip(leaves, is_key, strict=True)
-      ]
-      content = np.concatenate([np.frombuffer(np.asarray(x).tobytes(), np.uint8) for x in host])
+      host = [np.asarray(data(leaf) if is_key(leaf) else leaf) for leaf in leaves]
+      content = np.frombuffer(b''.join(array.tobytes() for array in host), np.uint8)
     # The first may compile and restore for long, and gloo waits only half a minute for a process.
     self._meet('broadcast', self._end_if_asked)
     pieces = np.split(np.asarray(multihost_utils.broadcast_one_to_all(content)), ends[:-1])
-    received = [
-      np.frombuffer(piece.tobytes(), leaf.dtype).reshape(leaf.shape)
-      for piece, leaf in zip(pieces, plain, strict=True)
-    ]
-    return jax.tree.unflatten(
-      treedef,
-      [
-        jax.random.wrap_key_data(jnp.asarray(array)) if key else array
-        for array, key in zip(received, is_key, strict=True)
-      ],
-    )
+    received = []
+    for piece, leaf, like in zip(pieces, leaves, plain, strict=True):
+      array = np.frombuffer(piece.tobytes(), like.dtype).reshape(like.shape)
+      received.append(jax.random.wrap_key_data(jnp.asarray(array)) if is_key(leaf) else array)
+    return jax.tree.unflatten(treedef, received)
 
   def is_asked_to_end(self) -> bool:
     """Whether a process has asked all of them to end, and may be waiting for this one."""
@@ -255,7 +245,7 @@ class ProcessGroup:
       self.note_failure(error)
       raise
     finished = bool(self._client.key_value_dir_get('finished/'))
-    _global_state().shutdown()
+    jax.distributed.shutdown()
     if finished or was_asked():
       self._left = True
     else:
