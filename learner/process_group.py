@@ -65,12 +65,16 @@ class ProcessGroup:
     should_stop: returns whether this process was asked to stop. If so while it waits for others to
       join or to begin, it exits with code 0.
 
+  Attributes:
+    is_first: whether this process publishes, saves and reports.
+    size: number of processes.
+
   Raises:
     RuntimeError: joining failed, as when not all processes join in time.
   """
 
   def __init__(self, place: Place, *, stuck_seconds: float, should_stop: Callable[[], bool]):
-    self._place = place
+    self._place, self.size, self.is_first = place, place.size, place.rank == 0
     self._stuck_seconds = stuck_seconds
     self._should_stop = should_stop
     self._left = False
@@ -91,16 +95,6 @@ class ProcessGroup:
     if stuck_seconds:
       threading.Thread(target=self._watch, name='watchdog', daemon=True).start()
     logging.info('Process %d of %d has joined at %s.', place.rank, place.size, place.coordinator)
-
-  @property
-  def is_first(self) -> bool:
-    """Whether this process publishes, saves and reports."""
-    return self._place.rank == 0
-
-  @property
-  def size(self) -> int:
-    """The number of processes."""
-    return self._place.size
 
   def broadcast(self, tree: Tree) -> Tree:
     """Copies the tree of the first process to all processes, bitwise; all must call it.

@@ -96,29 +96,6 @@ class Options:
     if self.topology and not re.fullmatch(r'[1-9]\d*(x[1-9]\d*){1,2}', self.topology, re.ASCII):
       raise ValueError(f'--topology {self.topology}: write it as 2x4 or 2x2x4')
 
-  def accelerators(self, num_learners: int) -> tuple[str, int] | None:
-    """Returns the accelerators of each learner pod.
-
-    Args:
-      num_learners: number of learner pods.
-
-    Returns:
-      Resource name, such as 'nvidia.com/gpu', and count; None for no accelerators.
-
-    Raises:
-      ValueError: the chips of the TPU's topology do not divide over the pods.
-    """
-    if self.gpus:
-      return 'nvidia.com/gpu', self.gpus
-    if self.topology is None:
-      return None
-    chips = math.prod(map(int, self.topology.split('x')))
-    if chips % num_learners:
-      raise ValueError(
-        f'--topology {self.topology}: its {chips} chips do not divide over {num_learners} learner hosts'
-      )
-    return 'google.com/tpu', chips // num_learners
-
 
 def parse_resources(assignments: Sequence[str]) -> dict[tuple[str, str], str]:
   """Parses words such as 'learner.memory=32Gi' to `Options.resources`; ValueError for others."""
@@ -172,6 +149,20 @@ def place(hosts: hosts_lib.Hosts, name: str) -> hosts_lib.Hosts:
   return hosts_lib.Hosts(hosts=tuple(pods))
 
 
+def _accelerators(options: Options, num_learners: int) -> tuple[str, int] | None:
+  """Resource name and number of the accelerators of each learner pod; None for none."""
+  if options.gpus:
+    return 'nvidia.com/gpu', options.gpus
+  if options.topology is None:
+    return None
+  chips = math.prod(map(int, options.topology.split('x')))
+  if chips % num_learners:
+    raise ValueError(
+      f'--topology {options.topology}: its {chips} chips do not divide over {num_learners} learner hosts'
+    )
+  return 'google.com/tpu', chips // num_learners
+
+
 def _acting(hosts: hosts_lib.Hosts) -> Mapping[int, int]:
   """Number of actors on a host -> number of such hosts."""
   return collections.Counter(host.actors for host in hosts.hosts if host.actors)
@@ -203,7 +194,7 @@ def make(
     raise ValueError('accelerator=False: this run keeps to the CPU; leave --gpus and --tpu out')
   pods = place(hosts, options.name)
   num_shards, num_learners = len(pods.keepers), len(pods.learners)
-  chips = options.accelerators(num_learners)
+  chips = _accelerators(options, num_learners)
   values = {
     'namespace': options.namespace,
     'image': options.image,
@@ -223,6 +214,7 @@ def make(
   def fill(
     role: str, num_pods: int, cpu: str, memory: str, storage: str | None = None, suffix: str = ''
   ) -> dict[str, list[Object]]:
+    """Returns the lists of the template for the pods of a role, by their names."""
     usual = zip(KINDS, (cpu, memory, storage), strict=True)
     own: Object = {kind: options.resources.get((role, kind), quantity) for kind, quantity in usual}
     own['num_pods'] = num_pods
@@ -284,9 +276,9 @@ class _Dumper(yaml.SafeDumper):
     return True
 
 
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-  style = '|' if '\n' in text else None
-  return dumper.represent_scalar('tag:yaml.org,2002:str', text, style=style)
-
-
-_Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(
+  str,
+  lambda dumper, text: dumper.represent_scalar(
+    'tag:yaml.org,2002:str', text, style='|' if '\n' in text else None
+  ),
+)

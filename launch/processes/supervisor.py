@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import BinaryIO, NamedTuple
 
 from hephaestus.launch.processes import fork_server
@@ -164,8 +164,8 @@ class Restarts:
       process is given up.
     max_fast_kills: the same for ends by SIGKILL, by a person or for want of memory, and by the
       `external_exit_codes` of a process.
-    together: groups of names of processes that are restarted as one: when one exits with an error,
-      the others are killed.
+    together: names of processes that are restarted as one: when one exits with an error, the others
+      are killed.
   """
 
   backoff_seconds: float = 0.5
@@ -173,7 +173,7 @@ class Restarts:
   healthy_seconds: float = 60.0
   max_fast_failures: int = 5
   max_fast_kills: int = 20
-  together: Sequence[Sequence[str]] = ()
+  together: Sequence[str] = ()
 
   def __post_init__(self):
     for name in ('max_fast_failures', 'max_fast_kills'):
@@ -285,7 +285,7 @@ class Supervisor:
     with contextlib.ExitStack() as stack:
       stack.enter_context(self._interrupts)
       stack.enter_context(self._run_guard())
-      stack.callback(self._kill_all)
+      stack.callback(self._kill, self._children.values())
       for child in self._children.values():
         self._start(child)
       while not (self._failed or self._interrupts.count or self._is_finished()):
@@ -396,18 +396,14 @@ class Supervisor:
     delay_seconds = policy.delay(child.fast_failures + child.fast_kills)
     child.restart_at = time.monotonic() + delay_seconds
     self._emit('restarting', child, delay_seconds)
-    others = self._others(child)
-    self._kill([other for other in others if other.running])
+    together = self._restarts.together
+    others = [self._children[name] for name in together if name != child.process.name]
+    others = others if child.process.name in together else []
+    self._kill(others)
     for other in others:
       other.finished = False
       other.restart_at = child.restart_at
       other.fast_failures, other.fast_kills = child.fast_failures, child.fast_kills
-
-  def _others(self, child: _Child) -> list[_Child]:
-    """The processes that are restarted together with `child`, without `child` itself."""
-    groups = [group for group in self._restarts.together if child.process.name in group]
-    names = [name for group in groups for name in group]
-    return [self._children[name] for name in names if name != child.process.name]
 
   def _stop(self) -> None:
     deadline = time.monotonic() + self._stopping.total_seconds
@@ -441,10 +437,8 @@ class Supervisor:
       return None
     return self._collect(child)
 
-  def _kill_all(self) -> None:
-    self._kill([child for child in self._children.values() if child.running])
-
-  def _kill(self, children: Sequence[_Child]) -> None:
+  def _kill(self, children: Iterable[_Child]) -> None:
+    children = [child for child in children if child.running]
     for child in children:
       os.killpg(child.pid, signal.SIGKILL)
     for child in children:

@@ -93,7 +93,7 @@ def train(
           # A node that fails three times in a row, each in its first minute, will go on failing.
           max_fast_failures=3,
           healthy_seconds=60.0,
-          together=[[name for name in commands if name in nodes.learners]],
+          together=[name for name in commands if name in nodes.learners],
         ),
         stopping=supervisor.Stopping(
           # Actors first: nothing is inserted after the last checkpoints, which the learner asks for.

@@ -200,7 +200,7 @@ def test_processes_that_share_a_fate_restart_together(make):
     processes,
     is_over={'actor'}.issubset,
     on_event=on_event,
-    restarts=supervisor.Restarts(together=[names], backoff_seconds=0.01),
+    restarts=supervisor.Restarts(together=names, backoff_seconds=0.01),
   ).run()
   assert outcome.restarts == {'learner-0': 1, 'learner-1': 1, 'learner-2': 1, 'actor': 0}
   assert [name for kind, name in events if kind == 'restarting'] == ['learner-1']
