@@ -1,6 +1,7 @@
 """Starts the hosts of a run over ssh or gcloud, shows their output, restarts and stops them."""
 
 import contextlib
+import dataclasses
 import math
 import os
 import shlex
@@ -72,53 +73,46 @@ def _forwarding(
   return ['-oExitOnForwardFailure=yes', *forwards] if forwards else []
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class _Connection:
   """A connection to a host: a local process, such as ssh, that ends with the host's `node`.
 
   A host that was up and then is lost, because its connection or its `node` failed, is restarted. A
   host that never was up is not, because it would fail again.
 
-  Args:
+  Raises:
+    ValueError: the command cannot be run here.
+
+  Attributes:
     host: host that the command reaches.
     command: program and arguments, from `command`.
     first_line: line sent to the host first, a RunSpec.
     say: prints a line; called from a thread.
-
-  Attributes:
-    host: as given.
     health: 'starting', 'up', 'stopping', 'lost' (to be restarted), or 'exit CODE'.
     exit_code: exit code of the process, once it has ended and is not restarted; None before.
-    told_to_stop: whether `stop` was called.
+    is_stopping: whether `stop` was called.
     restarts_no_more: to be set when the host shall not be restarted any more.
-
-  Raises:
-    ValueError: the command cannot be run here.
   """
 
-  def __init__(
-    self,
-    host: hosts_lib.Host,
-    command: Sequence[str],
-    first_line: bytes,
-    say: Callable[[str], None],
-  ):
-    self.host = host
-    self.health = 'starting'
-    self.exit_code: int | None = None
-    self.told_to_stop = False
-    self.restarts_no_more = threading.Event()
-    self._command = command
-    self._first_line = first_line
-    self._say = say
+  host: hosts_lib.Host
+  command: Sequence[str]
+  first_line: bytes
+  say: Callable[[str], None]
+  health: str = 'starting'
+  exit_code: int | None = None
+  is_stopping: bool = False
+  restarts_no_more: threading.Event = dataclasses.field(default_factory=threading.Event)
+
+  def __post_init__(self):
     self._start()
-    threading.Thread(target=self._run, name=host.name, daemon=True).start()
+    threading.Thread(target=self._run, name=self.host.name, daemon=True).start()
 
   def _start(self) -> None:
     """Starts `node` on the host."""
     self.health = 'starting'
     try:
       self._popen = subprocess.Popen(
-        self._command,
+        self.command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -126,10 +120,10 @@ class _Connection:
       )
     except OSError as error:
       raise ValueError(
-        f'hosts.{self.host.name}: needs {self._command[0]} here, which cannot be run '
+        f'hosts.{self.host.name}: needs {self.command[0]} here, which cannot be run '
         f'({error.strerror})'
       ) from None
-    self.tell(self._first_line)
+    self.tell(self.first_line)
 
   def _run(self) -> None:
     """Shows the output of the process, and restarts it, until it has ended for good."""
@@ -141,8 +135,8 @@ class _Connection:
         text = line.decode(errors='replace').rstrip()
         if text.startswith('up: ') and up_at is None:
           up_at = time.monotonic()
-          self.health = 'stopping' if self.told_to_stop else 'up'
-        self._say(f'{self.host.name}| {text}')
+          self.health = 'stopping' if self.is_stopping else 'up'
+        self.say(f'{self.host.name}| {text}')
       exit_code, now = self._popen.wait(), time.monotonic()
       if up_at is not None:
         lost_at = now
@@ -152,34 +146,34 @@ class _Connection:
         break
       seconds = RESTARTS.delay(losses)
       self.health = 'lost'
-      self._say(f'{self.host.name} is lost (exit {exit_code}); restarting it in {seconds:g} s')
+      self.say(f'{self.host.name} is lost (exit {exit_code}); restarting it in {seconds:g} s')
       if self.restarts_no_more.wait(seconds):
         break
       try:
         self._start()
       except ValueError as error:
-        self._say(str(error))
+        self.say(str(error))
         break
-      if self.told_to_stop:  # meanwhile
+      if self.is_stopping:  # meanwhile
         self.stop()
     self.health, self.exit_code = f'exit {exit_code}', exit_code
 
   @property
   def failed(self) -> bool:
     """Whether the process ended with an error and is not restarted."""
-    return self.exit_code not in (None, 0, *(_TERMINATED if self.told_to_stop else ()))
+    return self.exit_code not in (None, 0, *(_TERMINATED if self.is_stopping else ()))
 
   def tell(self, text: bytes) -> None:
     """Writes to the host's stdin, unless it stops."""
     assert self._popen.stdin is not None
     with contextlib.suppress(OSError, ValueError):  # it has ended, as its exit code says, or stops
-      if not self.told_to_stop:
+      if not self.is_stopping:
         self._popen.stdin.write(text)
         self._popen.stdin.flush()
 
   def stop(self) -> None:
     """Asks the host to stop in order, by closing its stdin."""
-    self.told_to_stop = True
+    self.is_stopping = True
     self.restarts_no_more.set()
     if self.exit_code is None:
       self.health = 'stopping'
@@ -240,7 +234,9 @@ class Launch:
       stack.callback(self._cut)
       for name, words in self._commands.items():
         host = self._hosts.find(name)
-        self._connections.append(_Connection(host, words, self._spec.to_line(), self._say))
+        self._connections.append(
+          _Connection(host=host, command=words, first_line=self._spec.to_line(), say=self._say)
+        )
       self._follow()
       self._stop()
     self._pause()  # which shows how all have ended
