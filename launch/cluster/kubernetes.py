@@ -16,7 +16,6 @@ import importlib.metadata
 import json
 import math
 import pathlib
-import re
 import string
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,95 +24,15 @@ import yaml
 
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.cluster import hosts as hosts_lib
+from hephaestus.launch.cluster import options as options_lib
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.run import preflight
 
 Object = dict[str, Any]
 
 TEMPLATE = pathlib.Path(__file__).with_suffix('.yaml')
+REPLAY, LEARNER, ACTORS, EVALUATOR = options_lib.ROLES
 GIBIBYTE = 2**30
-REPLAY, LEARNER, ACTORS, EVALUATOR = 'replay', 'learner', 'actors', 'evaluator'
-ROLES = (REPLAY, LEARNER, ACTORS, EVALUATOR)
-KINDS = ('cpu', 'memory', 'storage')
-_LABEL = r'[a-z]([a-z0-9-]*[a-z0-9])?'
-_PATH = r'[a-z0-9]+([._-]+[a-z0-9]+)*'
-_IMAGE = rf'([a-z0-9.-]+(:\d+)?/)?{_PATH}(/{_PATH})*(:\w[\w.-]{{0,127}})?(@sha256:[0-9a-f]{{64}})?'
-_QUANTITY = r'\d+(\.\d+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?'
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-  """Options of the manifests in addition to hosts and config.
-
-  Attributes:
-    name: name of the run; every object's name begins with it.
-    namespace: Kubernetes namespace of all objects; None for kubectl's default.
-    image: name of the container image, which is built from the Dockerfile.
-    gpus: number of GPUs (nvidia.com/gpu) of each learner pod.
-    tpu: GKE's name for the type of the learner's TPUs, such as tpu-v4-podslice; None for no TPU.
-    topology: topology of their slice, such as 2x2x4; None for no TPU.
-    storage_class: storage class of all volumes; None for the cluster's default.
-    resources: (one of ROLES, one of KINDS) -> quantity for each pod, in place of the estimate.
-    launch_id: value of --launch-id for `hephaestus node`; None for its default.
-
-  Raises:
-    ValueError: no cluster would accept a value; names the flag.
-  """
-
-  name: str = 'hephaestus'
-  namespace: str | None = None
-  image: str = f'hephaestus:{importlib.metadata.version("hephaestus")}'
-  gpus: int = 0
-  tpu: str | None = None
-  topology: str | None = None
-  storage_class: str | None = None
-  resources: Mapping[tuple[str, str], str] = dataclasses.field(default_factory=dict)
-  launch_id: int | None = None
-
-  def __post_init__(self):
-    for flag, value, longest in (
-      ('--name', self.name, 40),  # with a suffix it must fit a DNS label as well
-      ('--namespace', self.namespace, 63),
-      ('--tpu', self.tpu, 63),
-      ('--storage-class', self.storage_class, 253),
-    ):
-      pattern = _LABEL if longest <= 63 else rf'{_LABEL}(\.{_LABEL})*'
-      if value is not None and (len(value) > longest or not re.fullmatch(pattern, value)):
-        raise ValueError(
-          f'{flag} {value}: must begin with a letter and continue with small letters, digits and dashes, '
-          f'{longest} at most'
-        )
-    if not re.fullmatch(_IMAGE, self.image, re.ASCII):
-      raise ValueError(f'--image {self.image}: write it as registry.example.com/name:tag')
-    if self.gpus < 0:
-      raise ValueError(f'--gpus {self.gpus}: must be at least 0')
-    if self.gpus and self.tpu:
-      raise ValueError(f'--gpus {self.gpus}: goes with no --tpu; leave one of them out')
-    if (self.tpu is None) != (self.topology is None):
-      raise ValueError(
-        '--tpu, --topology: go together, as in --tpu tpu-v4-podslice --topology 2x2x1'
-      )
-    if self.topology and not re.fullmatch(r'[1-9]\d*(x[1-9]\d*){1,2}', self.topology, re.ASCII):
-      raise ValueError(f'--topology {self.topology}: write it as 2x4 or 2x2x4')
-
-
-def parse_resources(assignments: Sequence[str]) -> dict[tuple[str, str], str]:
-  """Parses words such as 'learner.memory=32Gi' to `Options.resources`; ValueError for others."""
-  resources = {}
-  for assignment in assignments:
-    path, _, quantity = assignment.partition('=')
-    role, _, kind = path.partition('.')
-    if role not in ROLES or kind not in KINDS:
-      raise ValueError(
-        f'--resources {assignment}: write it as ROLE.KIND=QUANTITY, with a role of '
-        f'{", ".join(ROLES)} and a kind of {", ".join(KINDS)}'
-      )
-    if (role, kind) == (ACTORS, 'storage'):
-      raise ValueError(f'--resources {assignment}: actors keep nothing; leave it out')
-    if not re.fullmatch(_QUANTITY, quantity) or not float(re.sub('[^0-9.]', '', quantity)):
-      raise ValueError(f'--resources {assignment}: give a quantity such as 2, 500m or 4Gi')
-    resources[role, kind] = quantity
-  return resources
 
 
 def place(hosts: hosts_lib.Hosts, name: str) -> hosts_lib.Hosts:
@@ -149,7 +68,7 @@ def place(hosts: hosts_lib.Hosts, name: str) -> hosts_lib.Hosts:
   return hosts_lib.Hosts(hosts=tuple(pods))
 
 
-def _accelerators(options: Options, num_learners: int) -> tuple[str, int] | None:
+def _accelerators(options: options_lib.Options, num_learners: int) -> tuple[str, int] | None:
   """Resource name and number of the accelerators of each learner pod; None for none."""
   if options.gpus:
     return 'nvidia.com/gpu', options.gpus
@@ -169,7 +88,7 @@ def _acting(hosts: hosts_lib.Hosts) -> Mapping[int, int]:
 
 
 def make(
-  hosts: hosts_lib.Hosts, config: launch_config.ExperimentConfig, options: Options
+  hosts: hosts_lib.Hosts, config: launch_config.ExperimentConfig, options: options_lib.Options
 ) -> list[Object]:
   """Makes the Kubernetes objects of a run.
 
@@ -197,7 +116,7 @@ def make(
   chips = _accelerators(options, num_learners)
   values = {
     'namespace': options.namespace,
-    'image': options.image,
+    'image': options.image or f'hephaestus:{importlib.metadata.version("hephaestus")}',
     'storage_class': options.storage_class,
     'launch_id': options.launch_id and f'--launch-id={options.launch_id}',
     'port': pods.ports[0],
@@ -215,8 +134,8 @@ def make(
     role: str, num_pods: int, cpu: str, memory: str, storage: str | None = None, suffix: str = ''
   ) -> dict[str, list[Object]]:
     """Returns the lists of the template for the pods of a role, by their names."""
-    usual = zip(KINDS, (cpu, memory, storage), strict=True)
-    own: Object = {kind: options.resources.get((role, kind), quantity) for kind, quantity in usual}
+    usual = zip(options_lib.KINDS, (cpu, memory, storage), strict=True)
+    own: Object = {kind: options.quantities.get((role, kind), quantity) for kind, quantity in usual}
     own['num_pods'] = num_pods
     own['volume'] = {'persistentVolumeClaim': {'claimName': f'{options.name}-{role}'}}
     if role == ACTORS:  # which keep nothing
