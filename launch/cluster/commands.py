@@ -149,7 +149,8 @@ def _launch(arguments: argparse.Namespace) -> int:
 
 
 def _say(line: str) -> None:
-  with contextlib.suppress(OSError):  # a closed terminal is no reason to stop
+  # A closed terminal is no reason to stop, nor one that lacks a character.
+  with contextlib.suppress(OSError, UnicodeEncodeError):
     print(line, flush=True)
 
 
