@@ -65,12 +65,16 @@ class ProcessGroup:
     should_stop: returns whether this process was asked to stop. If so while it waits for others to
       join or to begin, it exits with code 0.
 
+  Attributes:
+    is_first: whether this process publishes, saves and reports.
+    size: number of processes.
+
   Raises:
     RuntimeError: joining failed, as when not all processes join in time.
   """
 
   def __init__(self, place: Place, *, stuck_seconds: float, should_stop: Callable[[], bool]):
-    self._place = place
+    self._place, self.size, self.is_first = place, place.size, place.rank == 0
     self._stuck_seconds = stuck_seconds
     self._should_stop = should_stop
     self._left = False
@@ -92,16 +96,6 @@ class ProcessGroup:
       threading.Thread(target=self._watch, name='watchdog', daemon=True).start()
     logging.info('Process %d of %d has joined at %s.', place.rank, place.size, place.coordinator)
 
-  @property
-  def is_first(self) -> bool:
-    """Whether this process publishes, saves and reports."""
-    return self._place.rank == 0
-
-  @property
-  def size(self) -> int:
-    """The number of processes."""
-    return self._place.size
-
   def broadcast(self, tree: Tree) -> Tree:
     """Copies the tree of the first process to all processes, bitwise; all must call it.
 
@@ -112,33 +106,23 @@ class ProcessGroup:
       The tree of the first process, as host arrays and typed keys.
     """
     leaves, treedef = jax.tree.flatten(tree)
-    is_key = [jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
-    plain = [
-      jax.eval_shape(jax.random.key_data, leaf) if key else leaf
-      for leaf, key in zip(leaves, is_key, strict=True)
-    ]
+    is_key = lambda leaf: jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    data = jax.random.key_data
+    plain = [jax.eval_shape(data, leaf) if is_key(leaf) else leaf for leaf in leaves]
     ends = np.cumsum([math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in plain])
     # As bytes: one program for any tree, and a sum with zeros that changes no bit.
     content = np.zeros(ends[-1], np.uint8)
     if self.is_first:
-      host = [
-        jax.random.key_data(leaf) if key else leaf for leaf, key in zip(leaves, is_key, strict=True)
-      ]
-      content = np.concatenate([np.frombuffer(np.asarray(x).tobytes(), np.uint8) for x in host])
+      host = [np.asarray(data(leaf) if is_key(leaf) else leaf) for leaf in leaves]
+      content = np.frombuffer(b''.join(array.tobytes() for array in host), np.uint8)
     # The first may compile and restore for long, and gloo waits only half a minute for a process.
     self._meet('broadcast', self._end_if_asked)
     pieces = np.split(np.asarray(multihost_utils.broadcast_one_to_all(content)), ends[:-1])
-    received = [
-      np.frombuffer(piece.tobytes(), leaf.dtype).reshape(leaf.shape)
-      for piece, leaf in zip(pieces, plain, strict=True)
-    ]
-    return jax.tree.unflatten(
-      treedef,
-      [
-        jax.random.wrap_key_data(jnp.asarray(array)) if key else array
-        for array, key in zip(received, is_key, strict=True)
-      ],
-    )
+    received = []
+    for piece, leaf, like in zip(pieces, leaves, plain, strict=True):
+      array = np.frombuffer(piece.tobytes(), like.dtype).reshape(like.shape)
+      received.append(jax.random.wrap_key_data(jnp.asarray(array)) if is_key(leaf) else array)
+    return jax.tree.unflatten(treedef, received)
 
   def is_asked_to_end(self) -> bool:
     """Whether a process has asked all of them to end, and may be waiting for this one."""
@@ -255,7 +239,7 @@ class ProcessGroup:
       self.note_failure(error)
       raise
     finished = bool(self._client.key_value_dir_get('finished/'))
-    _global_state().shutdown()
+    jax.distributed.shutdown()
     if finished or was_asked():
       self._left = True
     else:

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import dataclasses
 import pathlib
 import shlex
 import sys
@@ -9,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hephaestus.launch import records
+from hephaestus.launch.cluster import options as options_lib
 from hephaestus.launch.run import commands as run_commands
 from hephaestus.launch.run import packages
 from hephaestus.launch.run import request as request_lib
@@ -20,9 +22,6 @@ if TYPE_CHECKING:
 ONE_PROCESS = 'train in one process with `hephaestus train --fused`'
 GIVEN = ('preset', 'cognition', 'env', 'agent', 'steps', 'seed', 'set')  # which make a config
 HOSTS_HELP = 'a hosts file; see docs/hosts.md'
-LAUNCH_ID_HELP = (
-  'above 0, the same on all hosts, another at each launch (default: the steps of the run)'
-)
 
 
 def add(commands: Any) -> None:
@@ -47,7 +46,10 @@ def add(commands: Any) -> None:
   manifests = commands.add_parser(
     'manifests', allow_abbrev=False, help='write the Kubernetes manifests of a run on several hosts'
   )
-  _add_manifests_flags(manifests)
+  manifests.add_argument('hosts', metavar='HOSTS', help=HOSTS_HELP)
+  manifests.add_argument('--kubernetes', action='store_true', help='the only engine so far')
+  manifests.add_argument('--out', type=pathlib.Path, metavar='FILE', help='default: stdout')
+  request_lib.add(manifests, record=options_lib.Options)
   manifests.set_defaults(call=_manifests)
   for parser in (launch, node):
     request_lib.add(parser, *request_lib.SHARED, 'profile')
@@ -57,7 +59,12 @@ def add(commands: Any) -> None:
 def _add_node_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument('hosts', metavar='HOSTS', help='a hosts file; -: as `launch` sends on stdin')
   parser.add_argument('--host', required=True, metavar='NAME', help='the name of this host in it')
-  parser.add_argument('--launch-id', type=int, metavar='N', help=LAUNCH_ID_HELP)
+  parser.add_argument(
+    '--launch-id',
+    type=int,
+    metavar='N',
+    help='above 0, the same on all hosts, another at each launch (default: the steps of the run)',
+  )
   parser.add_argument(
     '--config',
     type=pathlib.Path,
@@ -69,34 +76,6 @@ def _add_node_flags(parser: argparse.ArgumentParser) -> None:
     action='store_true',
     help='on a host with only replay: keep serving when the run is over, until stopped',
   )
-
-
-def _add_manifests_flags(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument('hosts', metavar='HOSTS', help=HOSTS_HELP)
-  parser.add_argument('--kubernetes', action='store_true', help='the only engine so far')
-  parser.add_argument('--out', type=pathlib.Path, metavar='FILE', help='default: stdout')
-  parser.add_argument(
-    '--name', default='hephaestus', help="name of the run in the cluster; every object's prefix"
-  )
-  parser.add_argument('--namespace', help="default: kubectl's")
-  parser.add_argument('--image', help='built from the Dockerfile (default: hephaestus:VERSION)')
-  parser.add_argument(
-    '--gpus', type=int, default=0, metavar='N', help='nvidia.com/gpu of each learner pod'
-  )
-  parser.add_argument(
-    '--tpu', metavar='TYPE', help='TPU of the learner on GKE, such as tpu-v4-podslice'
-  )
-  parser.add_argument('--topology', metavar='AxBxC', help='topology of that TPU, such as 2x2x4')
-  parser.add_argument('--storage-class', metavar='NAME', help="default: the cluster's own")
-  parser.add_argument(
-    '--resources',
-    nargs='+',
-    action='extend',
-    default=[],
-    metavar='ROLE.KIND=QUANTITY',
-    help='resources of each pod, such as learner.cpu=8 actors.memory=4Gi replay.storage=200Gi',
-  )
-  parser.add_argument('--launch-id', type=int, metavar='N', help=LAUNCH_ID_HELP)
 
 
 def _make_shared_config(
@@ -170,13 +149,15 @@ def _launch(arguments: argparse.Namespace) -> int:
 
 
 def _say(line: str) -> None:
-  with contextlib.suppress(OSError):  # a closed terminal is no reason to stop
+  # A closed terminal is no reason to stop, nor one that lacks a character.
+  with contextlib.suppress(OSError, UnicodeEncodeError):
     print(line, flush=True)
 
 
 def _node(arguments: argparse.Namespace) -> int:
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.agents import machine
+  from hephaestus.launch.run import parts as parts_lib
   from hephaestus.launch.run import preflight
 
   packages.check_distributed('several hosts', ONE_PROCESS)
@@ -199,10 +180,12 @@ def _node(arguments: argparse.Namespace) -> int:
     else:
       hosts = hosts_lib.load(pathlib.Path(arguments.hosts))
       config = _make_shared_config(request, hosts)
-      launch_id = _launch_id(arguments.launch_id, config)
+      launch_id = node.launch_id(arguments.launch_id, config)
     host = hosts.find(arguments.host)
-    if arguments.stay:
-      node.check_stays(hosts, host)
+    if arguments.stay and parts_lib.ENDING not in node.names(hosts, host):
+      raise ValueError(
+        f'--stay: is for a host with only replay, and {host.name} has more; leave it out'
+      )
     if host.learner:
       machine.check(config, machine.find())
     budget = preflight.check_budget(config)
@@ -216,45 +199,28 @@ def _node(arguments: argparse.Namespace) -> int:
     print(f'run folder: {folder}', budget, *remarks, sep='\n', flush=True)
     if memory:
       print(memory, flush=True)
-    place = node.HostPlace(hosts, host, launch_id, attached=attached, stays=arguments.stay)
-    return node.run(place, config, folder, forks, profile=span)
-
-
-def _launch_id(given: int | None, config: 'launch_config.ExperimentConfig') -> int:
-  """Launch ID for a host that `launch` does not start; ValueError where the flag is needed or invalid."""
-  from hephaestus.launch.cluster import node
-
-  if given is None:
-    return node.default_launch_id(config)
-  if given < 1:
-    raise ValueError(f'--launch-id {given}: must be at least 1')
-  return given
+    return node.run(
+      hosts, host, config, folder, forks,
+      launch_id=launch_id, attached=attached, stays=arguments.stay, profile=span,
+    )  # fmt: skip
 
 
 def _manifests(arguments: argparse.Namespace) -> int:
   if not arguments.kubernetes:
     raise ValueError('--kubernetes: is missing; it is the only engine so far')
   from hephaestus.launch.cluster import hosts as hosts_lib
-  from hephaestus.launch.cluster import kubernetes as manifests
+  from hephaestus.launch.cluster import kubernetes, node
   from hephaestus.launch.run import preflight
 
-  options = manifests.Options(
-    name=arguments.name,
-    namespace=arguments.namespace,
-    **({} if arguments.image is None else {'image': arguments.image}),
-    gpus=arguments.gpus,
-    tpu=arguments.tpu,
-    topology=arguments.topology,
-    storage_class=arguments.storage_class,
-    resources=manifests.parse_resources(arguments.resources),
-    launch_id=arguments.launch_id,
-  )
+  names = [field.name for field in dataclasses.fields(options_lib.Options)]
+  given = {name: value for name, value in vars(arguments).items() if name in names}
+  options = options_lib.Options(**{k: value for k, value in given.items() if value is not None})
   hosts = hosts_lib.load(pathlib.Path(arguments.hosts))
   with contextlib.redirect_stdout(sys.stderr):  # stdout is for the manifests
     config = _make_shared_config(request_lib.of(arguments, fused=False), hosts)
-  _launch_id(arguments.launch_id, config)  # raises the errors that the pods would raise
+  node.launch_id(arguments.launch_id, config)  # raises the errors that the pods would raise
   preflight.check_environment(config)
-  text = manifests.to_yaml(manifests.make(hosts, config, options))
+  text = kubernetes.to_yaml(kubernetes.make(hosts, config, options))
   if arguments.out is None:
     print(text, end='')
     return 0

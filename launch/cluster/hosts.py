@@ -22,16 +22,15 @@ A host has one of `ssh`, `gcloud` and `local: true` (this machine), or none wher
 starts `hephaestus node` on it. With `tunnel: true` it reaches replay through its ssh connection.
 """
 
-import abc
 import dataclasses
 import difflib
-import io
+import operator
 import pathlib
 import re
 import shlex
 import typing
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from omegaconf import OmegaConf
@@ -67,41 +66,12 @@ class Endpoint:
     return f'{self.address}:{self.port}'
 
 
-WAYS = ('ssh', 'gcloud', 'local')  # to reach a host: fields of `Host`, each of which gives a `Way`
-ANY_WAY = f'{", ".join(WAYS[:-1])} or {WAYS[-1]}'
-
-
-class Way(abc.ABC):
-  """A way to start nodes on a host; a new one is a sub-class, a field of `Host`, and its name in WAYS.
-
-  Attributes:
-    forwards: whether its connection can forward ports, which a tunnel needs.
-  """
-
-  forwards: ClassVar[bool] = True
-
-  @abc.abstractmethod
-  def command(self, there: str, flags: Sequence[str]) -> list[str]:
-    """Returns the program and arguments that run a shell command on the host.
-
-    Args:
-      there: the shell command.
-      flags: command-line options of ssh.
-    """
-
-
-class Local(Way):
-  """Starts the nodes on this machine."""
-
-  forwards = False
-
-  def command(self, there: str, flags: Sequence[str]) -> list[str]:
-    del flags
-    return ['sh', '-c', there]
+WAYS = ('ssh', 'gcloud', 'local')  # to reach a host: fields of `Host`, see `remote.command`
+ANY_WAY = 'ssh, gcloud or local'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SSH(Way):
+class SSH:
   """How to reach a host by ssh.
 
   Raises:
@@ -119,12 +89,9 @@ class SSH(Way):
     if not re.fullmatch(r'[^\s-]\S*', self.target):
       raise ValueError(f'target={self.target!r}: write USER@HOST; options of ssh go into options')
 
-  def command(self, there: str, flags: Sequence[str]) -> list[str]:
-    return ['ssh', '-T', *self.options, '-oBatchMode=yes', *flags, self.target, there]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GCloud(Way):
+class GCloud:
   """How to reach a TPU VM, one host of a TPU slice, or all hosts of a slice, by gcloud.
 
   Raises:
@@ -158,16 +125,6 @@ class GCloud(Way):
       raise ValueError(f'worker={self.worker}: must be at least 0')
     if self.workers is not None and self.workers < 1:
       raise ValueError(f'workers={self.workers}: must be at least 1')
-
-  def command(self, there: str, flags: Sequence[str]) -> list[str]:
-    project = [] if self.project is None else [f'--project={self.project}']
-    return [
-      *('gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh', self.name),
-      *(f'--zone={self.zone}', *project, f'--worker={self.worker or 0}', '--quiet'),
-      *self.options,
-      *(f'--ssh-flag={flag}' for flag in flags),
-      f'--command={there}',
-    ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -214,8 +171,8 @@ class Host:
       raise ValueError(f'{", ".join(ways)}: there are several ways to reach it; keep one')
     if self.tunnel and self.replay:
       raise ValueError('tunnel=True: replay is on this host itself; leave it out')
-    if self.tunnel and not (self.way and self.way.forwards):
-      raise ValueError(f'tunnel=True: needs {" or ".join(way for way in WAYS if way != "local")}')
+    if self.tunnel and not (self.ssh or self.gcloud):
+      raise ValueError('tunnel=True: needs ssh or gcloud')
     try:
       words = shlex.split(self.command)
     except ValueError as error:
@@ -224,10 +181,9 @@ class Host:
       raise ValueError(f'command={self.command!r}: is empty; leave it out for hephaestus')
 
   @property
-  def way(self) -> Way | None:
-    """How it is reached; None where its nodes are started by hand or by an orchestrator."""
-    given = next(filter(None, (getattr(self, way) for way in WAYS)), None)
-    return Local() if given is True else given
+  def is_reached(self) -> bool:
+    """Whether it is reached from here; otherwise its nodes are started by hand or by an orchestrator."""
+    return any(getattr(self, way) for way in WAYS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -250,7 +206,7 @@ class Hosts:
     if len({host.replay for host in keepers}) < len(keepers):
       names = _enumerate([host.name for host in keepers])
       raise ValueError(f'replay: {names} have the same address and port; give each its own')
-    if not any(host.learner for host in self.hosts):
+    if not self.learners:
       raise ValueError('learner: is on no host; give one of them learner: true')
     first, *others = [host for host in self.hosts if host.learner]
     if others and not isinstance(first.learner, Endpoint):
@@ -271,7 +227,7 @@ class Hosts:
       raise ValueError('actors: are on no host; give one of them actors: 1 or more')
     tunnelled = [host.name for host in self.hosts if host.tunnel]
     for keeper in keepers:
-      if tunnelled and keeper.way is None:
+      if tunnelled and not keeper.is_reached:
         raise ValueError(
           f'hosts.{tunnelled[0]}.tunnel=True: leads to replay on {keeper.name}, which needs {ANY_WAY}'
         )
@@ -321,16 +277,9 @@ class Hosts:
 
   def actor_ids(self, name: str) -> range:
     """IDs of the actors on the host with this name, unique among all hosts; ValueError for no host."""
-    before = 0
-    for host in self.hosts:
-      if host.name == name:
-        return range(before, before + host.actors)
-      before += host.actors
-    raise ValueError(f'{name}: is no host')
-
-  def shards(self, name: str) -> list[int]:
-    """Indices of the shards of replay on the host with this name: one or none."""
-    return [shard for shard, keeper in enumerate(self.keepers) if keeper.name == name]
+    host = self.find(name)
+    first = sum(before.actors for before in self.hosts[: self.hosts.index(host)])
+    return range(first, first + host.actors)
 
   def replay_addresses(self, name: str) -> tuple[str, ...]:
     """HOST:PORT of each shard of replay, as the host with this name reaches it; ValueError for no host."""
@@ -351,23 +300,21 @@ def check(hosts: Hosts, config: 'launch_config.ExperimentConfig') -> None:
   """
   if config.fused:
     raise ValueError('learner.fused=True: is one process on one machine; add --no-fused')
-  if config.actor.num_actors != hosts.num_actors:
-    raise ValueError(
-      f'actor.num_actors={config.actor.num_actors}: the hosts have {hosts.num_actors} actors in '
-      f'all; add --set actor.num_actors={hosts.num_actors}, or change the hosts'
-    )
-  if config.learner.num_processes != len(hosts.learners):
-    raise ValueError(
-      f'learner.num_processes={config.learner.num_processes}: the learner is on '
-      f'{_enumerate(hosts.learners)}; add --set learner.num_processes={len(hosts.learners)}, or change '
-      'the hosts'
-    )
   num_shards = len(hosts.keepers)
-  if config.replay.num_shards != num_shards:
-    raise ValueError(
-      f'replay.num_shards={config.replay.num_shards}: the hosts keep {num_shards} in all, one on each '
-      f'that has replay; add --set replay.num_shards={num_shards}, or change the hosts'
-    )
+  counts = {
+    'actor.num_actors': (hosts.num_actors, 'the hosts have {} actors in all'),
+    'learner.num_processes': (
+      len(hosts.learners),
+      f'the learner is on {_enumerate(hosts.learners)}',
+    ),
+    'replay.num_shards': (num_shards, 'the hosts keep {} in all, one on each that has replay'),
+  }
+  for key, (count, said) in counts.items():
+    value = operator.attrgetter(key)(config)
+    if value != count:
+      raise ValueError(
+        f'{key}={value}: {said.format(count)}; add --set {key}={count}, or change the hosts'
+      )
   first = config.replay.port
   if first is not None and [first + shard for shard in range(num_shards)] != hosts.ports:
     said = _enumerate([str(port) for port in hosts.ports])
@@ -394,7 +341,7 @@ def parse(text: str, name: str) -> Hosts:
     ValueError: the text is no hosts file; names the key and a remedy.
   """
   try:
-    content = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
+    content = OmegaConf.to_container(OmegaConf.create(text))
   except Exception as error:  # whatever a broken or foreign file makes a reader raise
     reason = ' '.join(str(error).split())
     raise ValueError(f'{name}: is no hosts file ({reason})') from None
@@ -406,13 +353,12 @@ def parse(text: str, name: str) -> Hosts:
 
 def to_yaml(hosts: Hosts) -> str:
   """Converts hosts to the text of a hosts file."""
+  defaults = {field.name: field.default for field in dataclasses.fields(Host)}
   entries = {}
   for host in hosts.hosts:
     values = dataclasses.asdict(host)
-    fields = [field for field in dataclasses.fields(Host) if field.name != 'name']
-    entries[host.name] = {
-      field.name: values[field.name] for field in fields if values[field.name] != field.default
-    }
+    name = values.pop('name')
+    entries[name] = {key: value for key, value in values.items() if value != defaults[key]}
   return yaml.safe_dump({'hosts': entries}, sort_keys=False)
 
 
@@ -431,11 +377,11 @@ def _hosts(content: Any) -> Hosts:
   for name, entry in entries.items():
     if not isinstance(name, str):
       raise ValueError(f'hosts.{name}: the name must be a word; put it in quotes')
-    if isinstance(entry, dict) and 'name' in entry:
-      raise ValueError(f'hosts.{name}.name: unknown key; the name stands before the colon')
-    entry = common | entry if isinstance(entry, dict) else entry
-    host = _read(Host, entry, f'hosts.{name}', name=name)
-    hosts += _workers(host)
+    if isinstance(entry, dict):
+      if 'name' in entry:
+        raise ValueError(f'hosts.{name}.name: unknown key; the name stands before the colon')
+      entry = common | entry
+    hosts += _workers(_read(Host, entry, f'hosts.{name}', name=name))
   names = [host.name for host in hosts]
   for name in names:
     if names.count(name) > 1:
@@ -464,10 +410,10 @@ def _read(kind: type, content: Any, path: str, **known: Any) -> Any:
   if not isinstance(content, dict):
     raise ValueError(f'{path}={content!r}: must be a mapping of {_enumerate(list(fields))}')
   _check_keys(content, list(fields), f'{path}.')
-  types = typing.get_type_hints(kind)
   for name, field in fields.items():
     if field.default is dataclasses.MISSING and name not in content:
       raise ValueError(f'{path}.{name}: is missing')
+  types = typing.get_type_hints(kind)
   values = {key: _convert(types[key], value, f'{path}.{key}') for key, value in content.items()}
   try:
     return kind(**known, **values)
@@ -477,24 +423,19 @@ def _read(kind: type, content: Any, path: str, **known: Any) -> Any:
 
 
 def _convert(kind: Any, value: Any, path: str) -> Any:
-  kinds = [each for each in typing.get_args(kind) if each is not type(None)]
-  if kinds == [bool, Endpoint]:
-    kind = Endpoint if isinstance(value, dict) else bool
-  if type(None) in typing.get_args(kind):
-    if value is None:
-      return None
-    (kind,) = kinds
-  if dataclasses.is_dataclass(kind):
-    assert isinstance(kind, type)
-    return _read(kind, value, path)
+  """Checks a value of a hosts file for a field of a type, which may be a union."""
   if kind == tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-      raise ValueError(f"{path}={value!r}: must be a list of words, such as [-p, '2222']")
-    return tuple(value)
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+      return tuple(value)
+    raise ValueError(f"{path}={value!r}: must be a list of words, such as [-p, '2222']")
+  kinds = typing.get_args(kind) or (kind,)
+  if type(value) in kinds:  # a bool is an int as well
+    return value
+  record: Any = next(filter(dataclasses.is_dataclass, kinds), None)
+  if record and (isinstance(value, dict) or bool not in kinds):
+    return _read(record, value, path)
   names = {bool: 'true or false', int: 'a whole number', str: 'a word, in quotes if need be'}
-  if type(value) is not kind:  # a bool is an int as well
-    raise ValueError(f'{path}={value!r}: must be {names[kind]}')
-  return value
+  raise ValueError(f'{path}={value!r}: must be {names[kinds[0]]}')
 
 
 def _check_keys(content: dict[Any, Any], known: Sequence[str], prefix: str) -> None:

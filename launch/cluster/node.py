@@ -4,7 +4,6 @@ import os
 import pathlib
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.cluster import handshake
@@ -15,40 +14,40 @@ from hephaestus.launch.run import parts as parts_lib
 from hephaestus.learner import profile as profile_lib
 
 
-def default_launch_id(config: launch_config.ExperimentConfig) -> int:
-  """Derives a launch ID from the config, the same on all hosts: the environment steps of the run.
+def launch_id(given: int | None, config: launch_config.ExperimentConfig) -> int:
+  """Returns the launch ID of a host that `launch` does not start.
 
-  It differs from the ID of an earlier launch, because a resumed run must end at a later step.
+  It is the same on all hosts. The default, the environment steps of the run, differs from the ID of
+  an earlier launch, because a resumed run must end at a later step.
+
+  Args:
+    given: value of --launch-id; None for the default.
+    config: config of the run.
 
   Raises:
-    ValueError: the run may end by time, so that two launches may have the same number of steps.
+    ValueError: the given ID is below 1; or the run may end by time, so that two launches may have the
+      same number of steps, and none is given.
   """
-  if config.max_minutes is not None:
+  if given is not None and given < 1:
+    raise ValueError(f'--launch-id {given}: must be at least 1')
+  if given is None and config.max_minutes is not None:
     raise ValueError(
       '--launch-id: is needed for runs that end by max_minutes; give the same number on all hosts '
       'and another at each launch'
     )
-  return config.max_environment_steps
+  return given or config.max_environment_steps
 
 
 def names(hosts: hosts_lib.Hosts, host: hosts_lib.Host) -> list[str]:
   """Names of the nodes of a host, as in `program.commands`."""
-  shards = parts_lib.replay_names(len(hosts.keepers))
-  here = [shards[shard] for shard in hosts.shards(host.name)]
+  shards = zip(hosts.keepers, parts_lib.replay_names(len(hosts.keepers)), strict=True)
+  here = [name for keeper, name in shards if keeper.name == host.name]
   if host.learner:
     learners = parts_lib.learners(len(hosts.learners))
     here.append(learners[hosts.learners.index(host.name)])
   here += [f'{parts_lib.ACTOR}-{actor_id}' for actor_id in hosts.actor_ids(host.name)]
   here += [parts_lib.EVALUATOR] if host.evaluator else []
   return here if not host.replay or len(here) > 1 else [*here, parts_lib.ENDING]
-
-
-def check_stays(hosts: hosts_lib.Hosts, host: hosts_lib.Host) -> None:
-  """Raises ValueError if `host` has other nodes than replay, because --stay is only for replay."""
-  if parts_lib.ENDING not in names(hosts, host):
-    raise ValueError(
-      f'--stay: is for a host with only replay, and {host.name} has more; leave it out'
-    )
 
 
 def prepare_profile(
@@ -79,46 +78,30 @@ def prepare_profile(
   return span
 
 
-class HostPlace(NamedTuple):
-  """The part of a launch that this host runs.
-
-  Attributes:
-    hosts: all hosts of the run.
-    host: this host.
-    launch_id: number of this launch, the same on all hosts.
-    attached: whether heartbeats arrive through stdin; the nodes stop when the heartbeats do.
-    stays: whether replay keeps serving after the run until it is stopped; only for a host without
-      other nodes.
-  """
-
-  hosts: hosts_lib.Hosts
-  host: hosts_lib.Host
-  launch_id: int
-  attached: bool
-  stays: bool = False
-
-  @property
-  def nodes(self) -> list[str]:
-    """Names of the nodes that run on this host."""
-    here = names(self.hosts, self.host)
-    return [name for name in here if not (self.stays and name == parts_lib.ENDING)]
-
-
 def run(
-  place: HostPlace,
+  hosts: hosts_lib.Hosts,
+  host: hosts_lib.Host,
   config: launch_config.ExperimentConfig,
   folder: pathlib.Path,
   forks: fork_server.ForkServer,
   *,
-  profile: profile_lib.Span | None = None,
+  launch_id: int,
+  attached: bool,
+  stays: bool,
+  profile: profile_lib.Span | None,
 ) -> int:
   """Runs a host's nodes under the supervisor until the run is over, interrupted or failed.
 
   Args:
-    place: place of this host in the launch.
+    hosts: all hosts of the run.
+    host: this host.
     config: config of the run, the same on all hosts.
     folder: run folder on this host, made by `folder.open_run`.
     forks: fork server that starts the nodes.
+    launch_id: number of this launch, the same on all hosts.
+    attached: whether heartbeats arrive through stdin; the nodes stop when the heartbeats do.
+    stays: whether replay keeps serving after the run until it is stopped; only for a host without
+      other nodes.
     profile: learner updates to trace, in the nodes of this host; None for none.
 
   Returns:
@@ -129,11 +112,12 @@ def run(
   Raises:
     ValueError: as in `local.train`.
   """
-  addresses = place.hosts.replay_addresses(place.host.name)
-  print(f'up: {", ".join(place.nodes)}; replay at {", ".join(addresses)}', flush=True)
-  follower = _Follower([(name, folder / 'logs' / f'{name}.log') for name in place.nodes])
-  follows = place.attached or not sys.stdout.isatty()  # else the live line is in the terminal
-  heartbeats = handshake.HeartbeatMonitor(sys.stdin.fileno()) if place.attached else None
+  nodes = [name for name in names(hosts, host) if not (stays and name == parts_lib.ENDING)]
+  addresses = hosts.replay_addresses(host.name)
+  print(f'up: {", ".join(nodes)}; replay at {", ".join(addresses)}', flush=True)
+  follower = _Follower([(name, folder / 'logs' / f'{name}.log') for name in nodes])
+  follows = attached or not sys.stdout.isatty()  # else the live line is in the terminal
+  heartbeats = handshake.HeartbeatMonitor(sys.stdin.fileno()) if attached else None
 
   def on_tick() -> None:
     if heartbeats is not None:
@@ -141,17 +125,15 @@ def run(
     if follows:
       follower.tick()
 
-  if place.host.tunnel:
+  if host.tunnel:
     for address in addresses:
       print(
         f'ssh listens at {address} and forwards to replay: reachable from this host only',
         flush=True,
       )
-  share = local.Share(place.nodes, addresses, place.launch_id, on_tick, place.hosts.coordinator)
+  share = local.Share(nodes, addresses, launch_id, on_tick, hosts.coordinator)
   try:
-    exit_code = local.train(
-      config, folder, forks, share, exposed=place.hosts.exposed, profile=profile
-    )
+    exit_code = local.train(config, folder, forks, share, exposed=hosts.exposed, profile=profile)
     if follows:
       follower.tick()
     is_stopped_here = heartbeats is not None and not heartbeats.is_lost

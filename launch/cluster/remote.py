@@ -1,8 +1,9 @@
 """Starts the hosts of a run over ssh or gcloud, shows their output, restarts and stops them."""
 
 import contextlib
+import dataclasses
+import math
 import os
-import queue
 import shlex
 import signal
 import subprocess
@@ -18,8 +19,8 @@ from hephaestus.launch.processes import supervisor
 ALIVE = ('-oServerAliveInterval=30', '-oServerAliveCountMax=10')
 STOP_SECONDS = 90.0  # for a host to stop in order: its learner writes a checkpoint
 LAST_SECONDS = 900.0  # for other hosts to end after the learner's: one may still evaluate
-BACKOFF_SECONDS = 1.0, 30.0  # before a lost host is restarted: at first, and at most
-HEALTHY_SECONDS = 60.0  # a host that was up for this long has recovered from earlier losses
+# Of a lost host, which has recovered from earlier losses once it was up for `healthy_seconds`.
+RESTARTS = supervisor.Restarts(backoff_seconds=1.0, max_backoff_seconds=30.0, healthy_seconds=60.0)
 LOST_SECONDS = 3600.0  # after which a lost host is given up
 _ENDED = (0, 1)  # exit codes of a share that is over: the run ended, or a node failed for good
 _TERMINATED = (-signal.SIGTERM, 128 + signal.SIGTERM)  # as Popen and as a shell say it
@@ -42,7 +43,18 @@ def command(
   words = f'exec {host.command} ' + shlex.join(['node', '-', '--host', host.name, '--run', run])
   there = words if host.directory is None else f'cd {shlex.quote(host.directory)} && {words}'
   flags = [*ALIVE, *_forwarding(hosts, host, forwarded_ports)]
-  return None if host.way is None else host.way.command(there, flags)
+  if host.ssh is not None:
+    return ['ssh', '-T', *host.ssh.options, '-oBatchMode=yes', *flags, host.ssh.target, there]
+  if host.gcloud is not None:
+    vm = host.gcloud
+    project = [] if vm.project is None else [f'--project={vm.project}']
+    return [
+      *('gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh', vm.name, f'--zone={vm.zone}', *project),
+      *(f'--worker={vm.worker or 0}', '--quiet', *vm.options),
+      *(f'--ssh-flag={flag}' for flag in flags),
+      f'--command={there}',
+    ]
+  return ['sh', '-c', there] if host.local else None
 
 
 def _forwarding(
@@ -61,49 +73,46 @@ def _forwarding(
   return ['-oExitOnForwardFailure=yes', *forwards] if forwards else []
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class _Connection:
   """A connection to a host: a local process, such as ssh, that ends with the host's `node`.
 
   A host that was up and then is lost, because its connection or its `node` failed, is restarted. A
   host that never was up is not, because it would fail again.
 
-  Args:
+  Raises:
+    ValueError: the command cannot be run here.
+
+  Attributes:
     host: host that the command reaches.
     command: program and arguments, from `command`.
     first_line: line sent to the host first, a RunSpec.
-    lines: queue of (connection, line of output, None), and at the end (connection, None, exit code).
-
-  Attributes:
-    host: as given.
-    exit_code: exit code of the process; None while it runs.
-    told_to_stop: whether `stop` was called.
-    restart_at: `time.monotonic()` at which the host is to be restarted; None if it is not.
-
-  Raises:
-    ValueError: the command cannot be run here; also raised by `start`.
+    say: prints a line; called from a thread.
+    health: 'starting', 'up', 'stopping', 'lost' (to be restarted), or 'exit CODE'.
+    exit_code: exit code of the process, once it has ended and is not restarted; None before.
+    is_stopping: whether `stop` was called.
+    restarts_no_more: to be set when the host shall not be restarted any more.
   """
 
-  def __init__(
-    self, host: hosts_lib.Host, command: Sequence[str], first_line: bytes, lines: queue.Queue
-  ):
-    self.host = host
-    self.exit_code: int | None = None
-    self.told_to_stop = False
-    self.restart_at: float | None = None
-    self._command = command
-    self._first_line = first_line
-    self._lines = lines
-    self._losses = 0
-    self._up_at: float | None = None
-    self._lost_at: float | None = None
-    self.start()
+  host: hosts_lib.Host
+  command: Sequence[str]
+  first_line: bytes
+  say: Callable[[str], None]
+  health: str = 'starting'
+  exit_code: int | None = None
+  is_stopping: bool = False
+  restarts_no_more: threading.Event = dataclasses.field(default_factory=threading.Event)
 
-  def start(self) -> None:
-    """Starts `node` on the host, for the first time or after the previous process has ended."""
-    self.exit_code = self.restart_at = self._up_at = None
+  def __post_init__(self):
+    self._start()
+    threading.Thread(target=self._run, name=self.host.name, daemon=True).start()
+
+  def _start(self) -> None:
+    """Starts `node` on the host."""
+    self.health = 'starting'
     try:
       self._popen = subprocess.Popen(
-        self._command,
+        self.command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -111,62 +120,63 @@ class _Connection:
       )
     except OSError as error:
       raise ValueError(
-        f'hosts.{self.host.name}: needs {self._command[0]} here, which cannot be run '
+        f'hosts.{self.host.name}: needs {self.command[0]} here, which cannot be run '
         f'({error.strerror})'
       ) from None
-    self._tell(self._first_line)
-    threading.Thread(
-      target=self._read, args=(self._popen,), name=self.host.name, daemon=True
-    ).start()
+    self.tell(self.first_line)
 
-  def hear(self, line: str) -> None:
-    """Notes from a line of its output that the host is up."""
-    if line.startswith('up: ') and self._up_at is None:
-      self._up_at = time.monotonic()
-
-  def end(self, exit_code: int) -> float | None:
-    """Records the end of the process, and decides whether it is to be restarted.
-
-    Returns:
-      Seconds until it is restarted; None if it is not.
-    """
-    now = time.monotonic()
-    self.exit_code = exit_code
-    if self._up_at is not None:
-      self._losses = 0 if now - self._up_at > HEALTHY_SECONDS else self._losses
-      self._lost_at = now
-    if exit_code in _ENDED or self.told_to_stop or self._lost_at is None:
-      return None
-    if now - self._lost_at > LOST_SECONDS:
-      return None
-    first, most = BACKOFF_SECONDS
-    seconds = min(first * 2 ** min(self._losses, 10), most)
-    self._losses += 1
-    self.restart_at = now + seconds
-    return seconds
-
-  @property
-  def health(self) -> str:
-    """State of the host: 'starting', 'up', 'stopping', 'lost' (to be restarted), or 'exit CODE'."""
-    if self.exit_code is not None:
-      return f'exit {self.exit_code}' if self.restart_at is None else 'lost'
-    return 'stopping' if self.told_to_stop else 'starting' if self._up_at is None else 'up'
+  def _run(self) -> None:
+    """Shows the output of the process, and restarts it, until it has ended for good."""
+    losses, lost_at, exit_code = 0, -math.inf, None
+    while True:
+      up_at = None
+      assert self._popen.stdout is not None
+      for line in self._popen.stdout:
+        text = line.decode(errors='replace').rstrip()
+        if text.startswith('up: ') and up_at is None:
+          up_at = time.monotonic()
+          self.health = 'stopping' if self.is_stopping else 'up'
+        self.say(f'{self.host.name}| {text}')
+      exit_code, now = self._popen.wait(), time.monotonic()
+      if up_at is not None:
+        lost_at = now
+        losses = 0 if now - up_at > RESTARTS.healthy_seconds else losses
+      losses += 1
+      if exit_code in _ENDED or self.restarts_no_more.is_set() or now - lost_at > LOST_SECONDS:
+        break
+      seconds = RESTARTS.delay(losses)
+      self.health = 'lost'
+      self.say(f'{self.host.name} is lost (exit {exit_code}); restarting it in {seconds:g} s')
+      if self.restarts_no_more.wait(seconds):
+        break
+      try:
+        self._start()
+      except ValueError as error:
+        self.say(str(error))
+        break
+      if self.is_stopping:  # meanwhile
+        self.stop()
+    self.health, self.exit_code = f'exit {exit_code}', exit_code
 
   @property
   def failed(self) -> bool:
     """Whether the process ended with an error and is not restarted."""
-    if self.exit_code is None or self.restart_at is not None:
-      return False
-    return self.exit_code not in ((0, *_TERMINATED) if self.told_to_stop else (0,))
+    return self.exit_code not in (None, 0, *(_TERMINATED if self.is_stopping else ()))
 
-  def heartbeat(self) -> None:
-    if not self.told_to_stop:
-      self._tell(b'\n')
+  def tell(self, text: bytes) -> None:
+    """Writes to the host's stdin, unless it stops."""
+    assert self._popen.stdin is not None
+    with contextlib.suppress(OSError, ValueError):  # it has ended, as its exit code says, or stops
+      if not self.is_stopping:
+        self._popen.stdin.write(text)
+        self._popen.stdin.flush()
 
   def stop(self) -> None:
     """Asks the host to stop in order, by closing its stdin."""
-    self.told_to_stop = True
-    self.restart_at = None
+    self.is_stopping = True
+    self.restarts_no_more.set()
+    if self.exit_code is None:
+      self.health = 'stopping'
     assert self._popen.stdin is not None
     with contextlib.suppress(OSError):
       self._popen.stdin.close()
@@ -174,20 +184,9 @@ class _Connection:
   def cut(self) -> None:
     """Closes the connection by SIGTERM to the local process; the host then stops by itself."""
     self.stop()
-    with contextlib.suppress(ProcessLookupError):
-      os.killpg(self._popen.pid, signal.SIGTERM)
-
-  def _tell(self, text: bytes) -> None:
-    assert self._popen.stdin is not None
-    with contextlib.suppress(OSError):  # it has ended; its exit code says why
-      self._popen.stdin.write(text)
-      self._popen.stdin.flush()
-
-  def _read(self, popen: subprocess.Popen[bytes]) -> None:
-    assert popen.stdout is not None
-    for line in popen.stdout:
-      self._lines.put((self, line.decode(errors='replace').rstrip(), None))
-    self._lines.put((self, None, popen.wait()))
+    if self._popen.poll() is None:
+      with contextlib.suppress(ProcessLookupError):
+        os.killpg(self._popen.pid, signal.SIGTERM)
 
 
 class Launch:
@@ -214,8 +213,8 @@ class Launch:
     self._hosts = hosts
     self._commands = commands
     self._spec = spec
-    self._say = say
-    self._lines: queue.Queue = queue.Queue()
+    self._print = say
+    self._lock = threading.Lock()
     self._connections: list[_Connection] = []
     self._interrupts = supervisor.Interrupts()
     self._beaten = 0.0
@@ -235,48 +234,44 @@ class Launch:
       stack.callback(self._cut)
       for name, words in self._commands.items():
         host = self._hosts.find(name)
-        self._connections.append(_Connection(host, words, self._spec.to_line(), self._lines))
+        self._connections.append(
+          _Connection(host=host, command=words, first_line=self._spec.to_line(), say=self._say)
+        )
       self._follow()
       self._stop()
-    for connection in self._connections:
-      if connection.failed:
-        self._say(f'{connection.host.name} failed: {connection.health}')
-    return 1 if any(connection.failed for connection in self._connections) else 0
+    self._pause()  # which shows how all have ended
+    failed = [each for each in self._connections if each.failed]
+    for each in failed:
+      self._say(f'{each.host.name} failed: {each.health}')
+    return 1 if failed else 0
 
   def _follow(self) -> None:
-    """Shows output and restarts lost hosts until all have ended, a signal, or the run cannot continue."""
-    deadline: float | None = None
-    is_active = lambda each: each.exit_code is None or each.restart_at is not None
-    while any(map(is_active, self._connections)) and not self._interrupts.count:
-      self._pump()
+    """Returns when all hosts have ended, a signal asks to stop, or the run cannot continue."""
+    deadline = math.inf
+    while self._alive(self._connections) and not self._interrupts.count:
+      self._pause()
       if reason := self._hopeless():
         self._say(f'{reason}: stopping the others')
         return
-      learned = [each for each in self._connections if each.host.learner and each.exit_code == 0]
-      if learned and deadline is None:
-        deadline = time.monotonic() + LAST_SECONDS
-      for each in self._connections:
-        if each.restart_at is not None and deadline is not None:
-          each.restart_at = None
-        elif each.restart_at is not None and time.monotonic() >= each.restart_at:
-          each.start()
-      if deadline is not None and time.monotonic() > deadline:
+      if any(each.host.learner and each.exit_code == 0 for each in self._connections):
+        deadline = min(deadline, time.monotonic() + LAST_SECONDS)
+        for each in self._connections:
+          each.restarts_no_more.set()
+      if time.monotonic() > deadline:
         self._say('the learner has ended: stopping the other hosts')
         return
 
   def _hopeless(self) -> str:
     """Reason why the run cannot continue; '' when it can."""
-    keeping = [each for each in self._connections if each.host.replay]
-    is_kept = not keeping or not all(each.failed for each in keeping)
-    for connection in self._connections:
-      needed = connection.host.learner or (connection.host.replay and not is_kept)
-      if connection.failed and needed:
-        return f'{connection.host.name} failed'
-    acting = [each for each in self._connections if each.host.actors]
-    elsewhere = any(host.actors for host in self._hosts.hosts if host.name not in self._commands)
-    if acting and not elsewhere and all(each.failed for each in acting):
-      return 'no actors are left'
-    return ''
+    failed = [each for each in self._connections if each.failed]
+    keepers = [each for each in self._connections if each.host.replay]
+    is_kept = not keepers or any(not each.failed for each in keepers)
+    for each in failed:
+      if each.host.learner or (each.host.replay and not is_kept):
+        return f'{each.host.name} failed'
+    acting = [host.name for host in self._hosts.hosts if host.actors]
+    left = set(acting) - {each.host.name for each in failed}
+    return '' if left else 'no actors are left'
 
   def _stop(self) -> None:
     """Stops actors first, then the learner, which checkpoints replay, then replay."""
@@ -291,41 +286,33 @@ class Launch:
         connection.stop()
       deadline = time.monotonic() + STOP_SECONDS
       while self._alive(group) and self._interrupts.count < 2 and time.monotonic() < deadline:
-        self._pump()
+        self._pause()
     if left := self._alive(self._connections):
       self._cut()
       names = ', '.join(connection.host.name for connection in left)
       self._say(f'the connection to {names} is closed; the nodes there stop by themselves')
       deadline = time.monotonic() + 5.0
       while self._alive(left) and time.monotonic() < deadline:
-        self._pump()
+        self._pause()
 
   def _cut(self) -> None:
-    for connection in self._connections:
-      if connection.exit_code is None:
-        connection.cut()
+    for connection in self._alive(self._connections):
+      connection.cut()
 
   def _alive(self, connections: Sequence[_Connection]) -> list[_Connection]:
     return [connection for connection in connections if connection.exit_code is None]
 
-  def _pump(self) -> None:
-    """Shows the next line of output, if one comes within half a second; sends heartbeats when due."""
-    now = time.monotonic()
-    if now - self._beaten > handshake.HEARTBEAT_PERIOD:
-      self._beaten = now
+  def _say(self, line: str) -> None:
+    with self._lock:  # connections call it from threads of their own
+      self._print(line)
+
+  def _pause(self) -> None:
+    """Waits a moment; sends heartbeats when due, and shows how the hosts are when that has changed."""
+    time.sleep(0.1)
+    if time.monotonic() - self._beaten > handshake.HEARTBEAT_PERIOD:
+      self._beaten = time.monotonic()
       for connection in self._alive(self._connections):
-        connection.heartbeat()
-    with contextlib.suppress(queue.Empty):
-      connection, line, exit_code = self._lines.get(timeout=0.5)
-      if line is None:
-        seconds = connection.end(exit_code)
-        if seconds is not None:
-          self._say(
-            f'{connection.host.name} is lost (exit {exit_code}); restarting it in {seconds:g} s'
-          )
-      else:
-        connection.hear(line)
-        self._say(f'{connection.host.name}| {line}')
+        connection.tell(b'\n')
     health = '  '.join(f'{each.host.name}: {each.health}' for each in self._connections)
     if health != self._health:
       self._health = health

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import BinaryIO, NamedTuple
 
 from hephaestus.launch.processes import fork_server
@@ -164,8 +164,8 @@ class Restarts:
       process is given up.
     max_fast_kills: the same for ends by SIGKILL, by a person or for want of memory, and by the
       `external_exit_codes` of a process.
-    together: groups of names of processes that are restarted as one: when one exits with an error,
-      the others are killed.
+    together: names of processes that are restarted as one: when one exits with an error, the others
+      are killed.
   """
 
   backoff_seconds: float = 0.5
@@ -173,7 +173,7 @@ class Restarts:
   healthy_seconds: float = 60.0
   max_fast_failures: int = 5
   max_fast_kills: int = 20
-  together: Sequence[Sequence[str]] = ()
+  together: Sequence[str] = ()
 
   def __post_init__(self):
     for name in ('max_fast_failures', 'max_fast_kills'):
@@ -191,27 +191,15 @@ class Stopping:
   """How processes are stopped at the end of the run: by SIGTERM, after a grace period by SIGKILL.
 
   Attributes:
-    order: groups of names of processes, stopped one group after another; None for all at once.
-    grace_seconds: time between SIGTERM and SIGKILL, one for all groups or one for each.
+    groups: names of processes, stopped one group after another, and seconds between SIGTERM and SIGKILL
+      for each group; None for all processes at once, with 10 s.
     total_seconds: time for all groups together, after which every process is killed.
     on_signal: called, before anything is stopped, if a signal has asked to stop.
   """
 
-  order: Sequence[Sequence[str]] | None = None
-  grace_seconds: float | Sequence[float] = 10.0
+  groups: Sequence[tuple[Sequence[str], float]] | None = None
   total_seconds: float = 30.0
   on_signal: Callable[[], None] = lambda: None
-
-  def groups(self, names: Sequence[str]) -> list[tuple[Sequence[str], float]]:
-    """Pairs each group of names with its seconds of grace; ValueError if `order` does not match `names`."""
-    order = [names] if self.order is None else self.order
-    if sorted(name for group in order for name in group) != sorted(names):
-      raise ValueError(f'`order` must name each of {names} once, got {order}.')
-    grace = self.grace_seconds
-    graces = [float(grace)] * len(order) if isinstance(grace, int | float) else grace
-    if len(graces) != len(order):
-      raise ValueError(f'{len(graces)} values of grace for {len(order)} groups.')
-    return list(zip(order, graces, strict=True))
 
 
 @dataclasses.dataclass
@@ -245,10 +233,9 @@ class Supervisor:
     self,
     processes: Sequence[Process],
     *,
-    until: Sequence[str],
-    is_over: Callable[[Set[str]], bool] | None = None,
-    restarts: Restarts | None = None,
-    stopping: Stopping | None = None,
+    is_over: Callable[[Set[str]], bool] = lambda finished: False,
+    restarts: Restarts = Restarts(),
+    stopping: Stopping = Stopping(),
     on_event: Callable[[Event], None] = lambda event: None,
     on_tick: Callable[[], None] = lambda: None,
     forks: fork_server.ForkServer | None = None,
@@ -257,33 +244,30 @@ class Supervisor:
 
     Args:
       processes: processes to run, started in this order.
-      until: names of the processes that must all finish for the run to be finished; when empty,
-        it ends by a signal or a failure only.
-      is_over: names of finished processes -> whether the run is finished, in place of `until`.
-      restarts: when to restart and when to give up; None for the defaults.
-      stopping: order and grace periods of stopping; None for the defaults.
+      is_over: names of finished processes -> whether the run is finished; by default it ends by a signal
+        or a failure only.
+      restarts: when to restart and when to give up.
+      stopping: order and grace periods of stopping.
       on_event: called with every event, from the thread that runs.
       on_tick: called about every `TICK_SECONDS`, also while stopping.
       forks: fork server for the commands that it can run, which saves their imports. Other commands,
         and all commands if it is gone, run as new programs.
 
     Raises:
-      ValueError: names are missing, repeated or unknown, or `stopping` does not match them.
+      ValueError: names are missing or repeated, or `stopping` does not match them.
     """
     names = [process.name for process in processes]
     if not names:
       raise ValueError('No processes to supervise: give at least one.')
     if repeated := [name for name, count in collections.Counter(names).items() if count > 1]:
       raise ValueError(f'Names of processes must differ, but {repeated} are repeated.')
-    if unknown := [name for name in until if name not in names]:
-      raise ValueError(f'`until` names {unknown}, which are not among the processes {names}.')
-    stopping = stopping or Stopping()
+    self._stop_groups = stopping.groups or [(names, 10.0)]
+    if sorted(name for group, _ in self._stop_groups for name in group) != sorted(names):
+      raise ValueError(f'`groups` must name each of {names} once, got {stopping.groups}.')
     self._children = {process.name: _Child(process) for process in processes}
-    self._is_over = is_over or (lambda finished: bool(until) and finished >= set(until))
-    self._restarts = restarts or Restarts()
-    self._stop_groups = stopping.groups(names)
-    self._stop_seconds = stopping.total_seconds
-    self._on_signal = stopping.on_signal
+    self._is_over = is_over
+    self._restarts = restarts
+    self._stopping = stopping
     self._on_event = on_event
     self._on_tick = on_tick
     self._forks = forks
@@ -301,7 +285,7 @@ class Supervisor:
     with contextlib.ExitStack() as stack:
       stack.enter_context(self._interrupts)
       stack.enter_context(self._run_guard())
-      stack.callback(self._kill_all)
+      stack.callback(self._kill, self._children.values())
       for child in self._children.values():
         self._start(child)
       while not (self._failed or self._interrupts.count or self._is_finished()):
@@ -310,7 +294,7 @@ class Supervisor:
       interrupted = self._interrupts.count > 0 and not self._failed
       if interrupted:
         with contextlib.suppress(OSError):  # as in _emit
-          self._on_signal()
+          self._stopping.on_signal()
       self._stop()
     failed = self._failed
     return Outcome(
@@ -412,21 +396,17 @@ class Supervisor:
     delay_seconds = policy.delay(child.fast_failures + child.fast_kills)
     child.restart_at = time.monotonic() + delay_seconds
     self._emit('restarting', child, delay_seconds)
-    others = self._others(child)
-    self._kill([other for other in others if other.running])
+    together = self._restarts.together
+    others = [self._children[name] for name in together if name != child.process.name]
+    others = others if child.process.name in together else []
+    self._kill(others)
     for other in others:
       other.finished = False
       other.restart_at = child.restart_at
       other.fast_failures, other.fast_kills = child.fast_failures, child.fast_kills
 
-  def _others(self, child: _Child) -> list[_Child]:
-    """The processes that are restarted together with `child`, without `child` itself."""
-    groups = [group for group in self._restarts.together if child.process.name in group]
-    names = [name for group in groups for name in group]
-    return [self._children[name] for name in names if name != child.process.name]
-
   def _stop(self) -> None:
-    deadline = time.monotonic() + self._stop_seconds
+    deadline = time.monotonic() + self._stopping.total_seconds
     for names, grace_seconds in self._stop_groups:
       children = [self._children[name] for name in names]
       for child in children:
@@ -457,10 +437,8 @@ class Supervisor:
       return None
     return self._collect(child)
 
-  def _kill_all(self) -> None:
-    self._kill([child for child in self._children.values() if child.running])
-
-  def _kill(self, children: Sequence[_Child]) -> None:
+  def _kill(self, children: Iterable[_Child]) -> None:
+    children = [child for child in children if child.running]
     for child in children:
       os.killpg(child.pid, signal.SIGKILL)
     for child in children:

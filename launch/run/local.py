@@ -88,22 +88,20 @@ def train(
       watcher = _Watcher(nodes, config, commands, addresses, tracing_seconds)
       outcome = supervisor.Supervisor(
         _processes(nodes, config, commands, [*addresses, *filter(None, [coordinator])]),
-        until=nodes.ends(commands),
         is_over=watcher.is_over,
         restarts=supervisor.Restarts(
           # A node that fails three times in a row, each in its first minute, will go on failing.
           max_fast_failures=3,
           healthy_seconds=60.0,
-          together=[[name for name in commands if name in nodes.learners]],
+          together=[name for name in commands if name in nodes.learners],
         ),
         stopping=supervisor.Stopping(
           # Actors first: nothing is inserted after the last checkpoints, which the learner asks for.
-          order=[
-            [name for name in commands if name not in (*nodes.learners, *nodes.replay)],
-            [name for name in commands if name in nodes.learners],
-            [name for name in commands if name in nodes.replay],
+          groups=[
+            ([name for name in commands if name not in (*nodes.learners, *nodes.replay)], 3.0),
+            ([name for name in commands if name in nodes.learners], 60.0),
+            ([name for name in commands if name in nodes.replay], 2.0),
           ],
-          grace_seconds=[3.0, 60.0, 2.0],
           total_seconds=75.0,
           on_signal=lambda: watcher.progress.say(folder_lib.STOPPING),
         ),

@@ -569,7 +569,7 @@ heartbeats = handshake.HeartbeatMonitor(sys.stdin.fileno())
 sleeper = supervisor.Process('actor', ['sleep', '987654'], {}, pathlib.Path(sys.argv[1]))
 on_event = lambda event: print(event.kind, event.pid, flush=True)
 outcome = supervisor.Supervisor(
-  [sleeper], until=[], on_tick=heartbeats.tick, on_event=on_event
+  [sleeper], on_tick=heartbeats.tick, on_event=on_event
 ).run()
 sys.exit(5 if outcome.interrupted else 1)
 """

@@ -16,6 +16,7 @@ import yaml
 from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
 from hephaestus.launch.cluster import hosts, kubernetes
+from hephaestus.launch.cluster import options as options_lib
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import metrics
 from hephaestus.launch.run import preflight
@@ -51,7 +52,7 @@ def make(text, *overrides, preset=presets.laptop, **options):
   placed = hosts.parse(text, 'hosts.yaml')
   overrides = [f'actor.num_actors={placed.num_actors}', *overrides]
   made = config.override(preset('catch'), overrides)
-  written = kubernetes.to_yaml(kubernetes.make(placed, made, kubernetes.Options(**options)))
+  written = kubernetes.to_yaml(kubernetes.make(placed, made, options_lib.Options(**options)))
   return list(yaml.safe_load_all(written))
 
 
@@ -290,7 +291,7 @@ def test_only_learner_pods_get_accelerators(cases):
 
 
 def test_resources_override_estimates():
-  given = kubernetes.parse_resources(['actors.cpu=500m', 'replay.storage=2Ti', 'learner.memory=9G'])
+  given = ('actors.cpu=500m', 'replay.storage=2Ti', 'learner.memory=9G')
   objects = make(ONE, resources=given)
   requests = {
     name: container(template)['resources']['requests']

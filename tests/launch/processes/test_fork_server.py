@@ -34,7 +34,7 @@ outcome = supervisor.Supervisor(
   [supervisor.Process(
     'actor-0', [sys.executable, str(script), '--some', 'flag'], {'OWN': 'variable'}, folder / 'log',
   )],
-  until=['actor-0'],
+  is_over={'actor-0'}.issubset,
   restarts=supervisor.Restarts(backoff_seconds=0.01, max_fast_failures=2, max_fast_kills=2), forks=forks,
   on_event=lambda event: print(event.kind, event.exit_code, event.pid, flush=True),
 ).run()

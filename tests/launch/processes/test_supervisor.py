@@ -90,7 +90,7 @@ def test_run_ends_when_the_named_processes_have_finished(make):
   events = []
   processes = [make('actor', OBEDIENT), make('learner', ''), make('evaluator', '')]
   outcome = supervisor.Supervisor(
-    processes, until=['learner', 'evaluator'], on_event=events.append
+    processes, is_over={'learner', 'evaluator'}.issubset, on_event=events.append
   ).run()
   assert outcome.exit_code == 0
   assert not outcome.interrupted
@@ -113,7 +113,7 @@ def test_run_ends_when_is_over_says_so(make):
     asked.append(set(finished))
     return len(asked) > 3 and bool(finished)
 
-  outcome = supervisor.Supervisor(processes, until=[], is_over=is_over).run()
+  outcome = supervisor.Supervisor(processes, is_over=is_over).run()
   assert outcome.exit_code == 0 and not outcome.interrupted
   assert asked[-1] == {'actor-1'}
 
@@ -129,7 +129,7 @@ def test_finished_process_is_not_restarted(make):
       interrupt()
 
   supervisor.Supervisor(
-    [make('actor', '')], until=[], on_tick=on_tick, on_event=lambda event: kinds.append(event.kind)
+    [make('actor', '')], on_tick=on_tick, on_event=lambda event: kinds.append(event.kind)
   ).run()
   assert kinds == ['started', 'exited', 'finished']
 
@@ -146,7 +146,7 @@ def test_process_gets_its_variables_and_log(make):
   )
   process.log.parent.mkdir()
   process.log.write_text('an earlier run\n')
-  supervisor.Supervisor([process], until=['learner']).run()
+  supervisor.Supervisor([process], is_over={'learner'}.issubset).run()
   lines = process.log.read_text().splitlines()
   assert lines[0] == 'an earlier run'
   assert lines[1].startswith('--- ')
@@ -169,7 +169,7 @@ def test_killed_process_is_restarted_and_others_continue(make):
   processes = [make('replay', OBEDIENT), make('actor', 'import time; time.sleep(600)')]
   outcome = supervisor.Supervisor(
     processes,
-    until=['actor'],
+    is_over={'actor'}.issubset,
     on_event=on_event,
     restarts=supervisor.Restarts(backoff_seconds=0.01),
   ).run()
@@ -198,9 +198,9 @@ def test_processes_that_share_a_fate_restart_together(make):
   processes = [make('learner-0', ''), *(make(name, OBEDIENT) for name in (*names[1:], 'actor'))]
   outcome = supervisor.Supervisor(
     processes,
-    until=['actor'],
+    is_over={'actor'}.issubset,
     on_event=on_event,
-    restarts=supervisor.Restarts(together=[names], backoff_seconds=0.01),
+    restarts=supervisor.Restarts(together=names, backoff_seconds=0.01),
   ).run()
   assert outcome.restarts == {'learner-0': 1, 'learner-1': 1, 'learner-2': 1, 'actor': 0}
   assert [name for kind, name in events if kind == 'restarting'] == ['learner-1']
@@ -220,7 +220,7 @@ def test_children_of_killed_process_end_before_its_restart(make):
 
   in_background(kill_the_parent)
   outcome = supervisor.Supervisor(
-    [parent], until=['actor'], restarts=supervisor.Restarts(backoff_seconds=0.01)
+    [parent], is_over={'actor'}.issubset, restarts=supervisor.Restarts(backoff_seconds=0.01)
   ).run()
   first, second = map(int, words_after(parent.log, 'grandchild'))
   assert outcome.restarts == {'actor': 1}
@@ -241,7 +241,7 @@ def test_backoff_doubles_up_to_its_bound_before_giving_up(make):
   replay = make('replay', OBEDIENT)
   outcome = supervisor.Supervisor(
     [replay, failing],
-    until=['learner'],
+    is_over={'learner'}.issubset,
     on_event=events.append,
     restarts=supervisor.Restarts(backoff_seconds=0.01, max_backoff_seconds=0.05),
   ).run()
@@ -275,7 +275,7 @@ def test_healthy_run_resets_failure_count(make, tmp_path):
   )
   outcome = supervisor.Supervisor(
     [process],
-    until=['learner'],
+    is_over={'learner'}.issubset,
     on_event=events.append,
     restarts=supervisor.Restarts(healthy_seconds=0.0, max_fast_failures=3, backoff_seconds=0.01),
   ).run()
@@ -294,7 +294,7 @@ def test_kills_and_external_exit_codes_get_more_restarts_than_failures(make, pro
   process = make('actor', program)._replace(external_exit_codes={75})
   outcome = supervisor.Supervisor(
     [process],
-    until=['actor'],
+    is_over={'actor'}.issubset,
     on_event=events.append,
     restarts=supervisor.Restarts(
       max_fast_failures=1, max_fast_kills=4, backoff_seconds=0.01, max_backoff_seconds=0.02
@@ -309,7 +309,7 @@ def test_command_that_does_not_exist_is_given_up(make):
   process = make('learner', '')._replace(command=['/no/such/program'])
   outcome = supervisor.Supervisor(
     [process],
-    until=['learner'],
+    is_over={'learner'}.issubset,
     restarts=supervisor.Restarts(max_fast_failures=2, backoff_seconds=0.01),
   ).run()
   assert outcome.exit_code == 1
@@ -330,9 +330,11 @@ def test_groups_stop_one_after_another(make):
   in_background(stop_when_ready)
   outcome = supervisor.Supervisor(
     list(processes.values()),
-    until=['learner'],
+    is_over={'learner'}.issubset,
     on_event=events.append,
-    stopping=supervisor.Stopping(order=[['actor-0', 'actor-1'], ['learner'], ['replay']]),
+    stopping=supervisor.Stopping(
+      groups=[(['actor-0', 'actor-1'], 10.0), (['learner'], 10.0), (['replay'], 10.0)]
+    ),
   ).run()
   assert outcome.interrupted
   assert outcome.exit_code == 0
@@ -360,9 +362,9 @@ def test_process_that_ignores_sigterm_is_killed_after_its_grace(make):
   in_background(stop_when_ready)
   outcome = supervisor.Supervisor(
     processes,
-    until=['actor'],
+    is_over={'actor'}.issubset,
     on_event=events.append,
-    stopping=supervisor.Stopping(order=[['actor'], ['replay']], grace_seconds=[0.3, 30.0]),
+    stopping=supervisor.Stopping(groups=[(['actor'], 0.3), (['replay'], 30.0)]),
   ).run()
   assert outcome.exit_code == 0
   assert [(event.kind, event.name, event.exit_code) for event in events[2:]] == [
@@ -390,9 +392,9 @@ def test_second_interrupt_kills_at_once(make):
     # A grace beyond the test's own timeout: only the second interrupt ends this.
     outcome = supervisor.Supervisor(
       [process],
-      until=['actor'],
+      is_over={'actor'}.issubset,
       on_event=events.append,
-      stopping=supervisor.Stopping(grace_seconds=1e4, total_seconds=1e4),
+      stopping=supervisor.Stopping(groups=[(['actor'], 1e4)], total_seconds=1e4),
     ).run()
   finally:
     ended.set()
@@ -418,7 +420,7 @@ def test_signal_that_arrives_twice_counts_once(make):
     interrupt()
 
   in_background(stop_when_ready)
-  supervisor.Supervisor([process], until=['actor'], on_event=on_event).run()
+  supervisor.Supervisor([process], is_over={'actor'}.issubset, on_event=on_event).run()
   assert events == ['started', 'stopping', 'exited']
 
 
@@ -433,7 +435,6 @@ def test_killed_supervisor_leaves_no_process(make, tmp_path):
     ]
     supervisor.Supervisor(
       processes,
-      until=['actor'],
       on_event=lambda event: print(event.kind, event.pid, flush=True),
     ).run()
   """
@@ -474,10 +475,10 @@ def test_ticks_continue_while_stopping(make):
   in_background(stop_when_ready)
   supervisor.Supervisor(
     [process],
-    until=['actor'],
+    is_over={'actor'}.issubset,
     on_tick=on_tick,
     on_event=lambda event: events.append(event.kind),
-    stopping=supervisor.Stopping(grace_seconds=0.5),
+    stopping=supervisor.Stopping(groups=[(['actor'], 0.5)]),
   ).run()
   assert ticks_while_stopping
   assert events == ['started', 'stopping', 'killed']
@@ -491,7 +492,7 @@ def test_failing_callback_leaves_no_process(make):
     raise RuntimeError('a broken callback')
 
   with pytest.raises(RuntimeError, match='a broken callback'):
-    supervisor.Supervisor([make('actor', STUBBORN)], until=[], on_event=on_event).run()
+    supervisor.Supervisor([make('actor', STUBBORN)], on_event=on_event).run()
   assert all(is_gone(pid) for pid in pids)
   assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -500,32 +501,25 @@ def test_closed_terminal_does_not_end_a_run(make):
   def on_event(event):
     raise OSError('the terminal is gone')
 
-  outcome = supervisor.Supervisor([make('learner', '')], until=['learner'], on_event=on_event).run()
+  outcome = supervisor.Supervisor(
+    [make('learner', '')], is_over={'learner'}.issubset, on_event=on_event
+  ).run()
   assert outcome.exit_code == 0
 
 
 @pytest.mark.parametrize(
   ('make_options', 'complaint'),
   [
-    (lambda: {'until': ['evaluator']}, 'evaluator'),
-    (lambda: {'stopping': supervisor.Stopping(order=[['actor']])}, 'order'),
-    (
-      lambda: {
-        'stopping': supervisor.Stopping(order=[['actor', 'learner']], grace_seconds=[1.0, 2.0])
-      },
-      'grace',
-    ),
+    (lambda: {'stopping': supervisor.Stopping(groups=[(['actor'], 1.0)])}, 'groups'),
     (lambda: {'restarts': supervisor.Restarts(max_fast_failures=0)}, 'max_fast_failures'),
     (lambda: {'restarts': supervisor.Restarts(max_fast_kills=0)}, 'max_fast_kills'),
   ],
 )
 def test_impossible_settings_are_refused(make, make_options, complaint):
   with pytest.raises(ValueError, match=complaint):
-    supervisor.Supervisor(
-      [make('actor', ''), make('learner', '')], **{'until': [], **make_options()}
-    )
+    supervisor.Supervisor([make('actor', ''), make('learner', '')], **make_options())
 
 
 def test_names_must_differ(make):
   with pytest.raises(ValueError, match='actor'):
-    supervisor.Supervisor([make('actor', ''), make('actor', '')], until=[])
+    supervisor.Supervisor([make('actor', ''), make('actor', '')])
