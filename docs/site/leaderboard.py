@@ -1,8 +1,9 @@
-"""Writes docs/leaderboard.md from docs/results/rows.jsonl.
+"""Writes docs/leaderboard.md and its picture of curves from docs/results.
 
 python docs/site/leaderboard.py
 """
 
+import json
 import pathlib
 import statistics
 from collections.abc import Sequence
@@ -12,6 +13,13 @@ from hephaestus.launch.bench.learning import runs, suite, table
 
 DOCS = pathlib.Path(__file__).resolve().parents[1]
 PAGE = DOCS / 'leaderboard.md'
+PICTURE = DOCS / 'images' / 'leaderboard.png'
+# Of each axis of the picture: title, environment of the suite or None, and run on the accelerator.
+DRAWN = (
+  ('Space Invaders (MinAtar)', 'space_invaders', 'gymnax/SpaceInvaders-MinAtar'),
+  ('Breakout (MinAtar)', 'breakout', 'gymnax/Breakout-MinAtar'),
+  ('navix DoorKey-5x5', None, 'navix/Navix-DoorKey-5x5-v0'),
+)
 # When the agent got its explorer. Rows from before are of another agent.
 SINCE = 1795730000.0
 _GYMNAX = '[PPO](https://github.com/RobertTLange/gymnax#implemented-accelerated-environments)'
@@ -54,6 +62,10 @@ hephaestus bench learning --environments NAME --agents dreamer ppo --seeds 0 1 2
 | CPU minutes | of a whole run on one core, a median; other jobs made some up to twice as long |
 | PPO | return of our PPO in the last tenth of as many steps; it takes a tenth of the CPU time |
 | published | returns of others, mostly after more steps; environments are the same or ports of them |
+
+![Returns over steps in three environments](images/leaderboard.png)
+
+Runs on an accelerator were ended by the clock, see [results.md](results.md#on-an-accelerator).
 """
 
 
@@ -131,5 +143,39 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
   return '\n'.join(text) + '\n'
 
 
+def draw(rows: Sequence[dict[str, Any]], device: dict[str, Any]) -> Any:
+  """Draws curves of returns over steps, on one core and on an accelerator.
+
+  Args:
+    rows: rows of `bench learning`.
+    device: run -> its curve, of the section "several runs" of results/h100.json.
+
+  Returns:
+    A matplotlib figure, with one axis for each of DRAWN.
+  """
+  from matplotlib import figure as figure_lib
+
+  figure = figure_lib.Figure(figsize=(10, 3), layout='constrained')
+  for axis, (title, name, on_device) in zip(figure.subplots(1, len(DRAWN)), DRAWN, strict=True):
+    axis.set(title=title, xlabel='environment steps (thousands)')
+    for row in rows:
+      if (row['environment'], row['label']) == (name, 'default') and row['budget'] == 100_000:
+        is_dreamer = row['agent'] == 'dreamer'
+        steps = [
+          row['budget'] / 1e3 * (i + 1) / len(row['curve']) for i in range(len(row['curve']))
+        ]
+        label = 'dreamer, one core' if is_dreamer else 'PPO, one core'
+        axis.plot(steps, row['curve'], color='C0' if is_dreamer else 'C1', label=label)
+    curve = device[on_device]
+    steps = [curve['steps_per_point'] / 1e3 * (i + 1) for i in range(len(curve['returns']))]
+    axis.plot(steps, curve['returns'], color='C2', label='dreamer, a share of an H100')
+    axis.legend(fontsize=7)
+  figure.axes[0].set_ylabel('mean return')
+  return figure
+
+
 if __name__ == '__main__':
-  PAGE.write_text(page(runs.read_rows(DOCS / 'results')))
+  found = runs.read_rows(DOCS / 'results')
+  measured = json.loads((DOCS / 'results' / 'h100.json').read_text())
+  draw(found, measured['sections']['several runs']['runs']).savefig(PICTURE, dpi=110)
+  PAGE.write_text(page(found))
