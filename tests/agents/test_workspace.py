@@ -385,9 +385,10 @@ def test_gain_opens_the_candidate_that_explains_errors_of_the_critic(params):
 
 
 def test_gain_prefers_no_candidate_where_the_critic_does_not_err(params):
-  """The optimizer normalises gradients, so without `EVENNESS` scores drift apart by several units."""
+  """The optimizer normalises gradients, so without `EVENNESS` scores drift apart by several units, and
+  without a common level all of them may fall below the cost."""
   scores, _, _ = learn_from(params, lambda right, rng: 0.01 * rng.normal(size=right.shape), 1e-3)
-  np.testing.assert_allclose(scores - scores.mean(axis=-1, keepdims=True), 0.0, atol=0.3)
+  np.testing.assert_allclose(scores, 0.0, atol=0.3)
 
 
 def test_gain_is_of_all_rewards_that_the_actor_seeks(params):

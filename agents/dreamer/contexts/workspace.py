@@ -10,8 +10,9 @@ state. N is a candidate's novelty, dN its change since the step before, t the st
 and n how often the candidate was open in them, both from 1; D is the lack of the part's vitals, see
 `survival.lack`. Contents keep their positions in the actor's input, and are 0 where closed.
 
-With `workspace_score=gain` queries and keys learn by another loss than the actor's: a head predicts from each
-candidate by itself, and the action a, how far the critic's value proves wrong, delta = r + gamma V' - V:
+With `workspace_score=gain` the first term is ln(N w_i), for N candidates, and queries and keys learn by another loss
+than the actor's: a head predicts from each candidate by itself, and the action a, how far the critic's value proves
+wrong, delta = r + gamma V' - V:
 
     loss      -ln sum_i w_i N(delta; q(x_i, a), 1) - 0.001 / N sum_i ln w_i
     w         softmax_i( query(h) key(x_i) / sqrt(32) )
@@ -210,7 +211,11 @@ class Workspace(context_lib.Context):
       networks.apply(self.modules()[name][0], params[name], *inputs)
     )
     product = jnp.sum(read('query', belief)[..., None, :] * read('key', *candidates), axis=-1)
-    return product / np.float32(np.sqrt(KEY_SIZE))
+    product /= np.float32(np.sqrt(KEY_SIZE))
+    if self.networks.config.workspace_score != GAIN:
+      return product
+    # Its loss has the differences only, so what all have in common could close them all.
+    return jax.nn.log_softmax(product) + np.float32(np.log(len(self.names)))
 
   def _candidates(self, features: Features) -> tuple[jax.Array, jax.Array]:
     """Contents of each candidate, padded, [..., N, M] float32, and its index, one-hot, [..., N, N]."""
@@ -230,7 +235,7 @@ class Workspace(context_lib.Context):
     actions = jnp.broadcast_to(action[..., None, :], (*candidates[0].shape[:-1], action.shape[-1]))
     head, _ = self.modules()[GAIN]
     expected = networks.apply(head, params[GAIN], *candidates, actions)[..., 0]
-    weight = jax.nn.log_softmax(self._learned(params, features))
+    weight = self._learned(params, features) - np.float32(np.log(len(self.names)))
     mixture = jax.nn.logsumexp(weight - jnp.square(error[..., None] - expected) / 2, axis=-1)
     return -mixture - EVENNESS * weight.mean(axis=-1)
 
