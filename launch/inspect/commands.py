@@ -104,11 +104,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
         exporter.serve_forever()
     return 0
   if sampling or arguments.check:
-    try:
-      return _inspect_stored(arguments)
-    except KeyboardInterrupt:
-      print('stopped', file=sys.stderr)
-      return 130
+    return _inspect_stored(arguments)
   return _print(live.inspect(arguments.target), as_json=arguments.json)
 
 

@@ -251,26 +251,18 @@ def _last_known_replay(
 
   folders = parts_lib.replay_folders(folder, config.replay.num_shards)
   found = [] if config.record.on_policy else [contents.counts(each) for each in folders]
-  saved = [each for each in found if each is not None]
-  shards = [{} if each is None else _tables_of(each.tables) for each in found]
+  known = [each for each in found if each is not None]
+  shards = [
+    {name: report_lib.stopped_table(**counts) for name, counts in each[1].items()} if each else {}
+    for each in found
+  ]
   total = inspector.summed([each for each in shards if each])
   return {
     'tables': total,
     'replay_ratio': _ratio(config.replay, total),
     'shards': [{'address': '-', 'alive': False, 'tables': each} for each in shards],
     'running': False,
-    'saved': min((each.saved for each in saved), default=None),
-  }
-
-
-def _tables_of(counts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-  """Entries of `Report.tables`, without rates."""
-  return {
-    name: report_lib.stopped_table(
-      **each._asdict(),
-      unique_share=each.unique_sampled / each.inserted if each.inserted else None,
-    )
-    for name, each in counts.items()
+    'saved': min((saved for saved, _ in known), default=None),
   }
 
 

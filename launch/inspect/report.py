@@ -131,13 +131,17 @@ def stopped_table(size: int, max_size: int, **known: Any) -> dict[str, Any]:
     max_size: the largest number.
     known: further entries.
   """
-  unknown = ('inserted', 'sampled', 'unique_share', 'bytes', 'inserts_per_second')
-  return (
-    dict.fromkeys((*unknown, 'samples_per_second'))
-    | {'size': size, 'max_size': max_size, 'fill': size / max_size}
-    | {'worker_time': dict.fromkeys(inspector.WORKER_STATES, 0.0)}
-    | known
-  )
+  unknown = ('inserted', 'sampled', 'bytes', 'inserts_per_second', 'samples_per_second')
+  inserted = known.get('inserted')
+  return {
+    **dict.fromkeys(unknown),
+    'size': size,
+    'max_size': max_size,
+    'fill': size / max_size,
+    'unique_share': known['unique_sampled'] / inserted if inserted else None,
+    'worker_time': dict.fromkeys(inspector.WORKER_STATES, 0.0),
+    **known,
+  }
 
 
 def newest(

@@ -48,9 +48,9 @@ def show(report: report_lib.Report, console: rich.console.Console | None = None)
   if report.tables:
     console.print(_table(report, console.width))
   console.print(_grid(numbers(report)))
-  if distributions(report):
+  if distributions(report.strata):
     console.print()
-    console.print(_distribution_table(report))
+    console.print(distribution_table(report.strata))
 
 
 def watch(
@@ -145,72 +145,31 @@ def _table(report: report_lib.Report, width: int) -> rich.text.Text:
       continue
     named = [row | {'table': f'{number}: {row["table"]}'} for row in cells(shard['tables'])]
     blocks.append([[row[heading] for heading in headings] for row in named])
-  return _aligned(headings, blocks, left=1)
+  return console_lib.table(headings, blocks, left=1)
 
 
-def _aligned(
-  headings: Sequence[str], blocks: Sequence[Sequence[Sequence[str]]], left: int
-) -> rich.text.Text:
-  """Text of headings, and of blocks of rows below them, with a ruled line above each block.
+def distributions(strata: Mapping[str, report_lib.Stratum]) -> list[dict[str, str]]:
+  """Formats the known distributions of strata: {HEADING: TEXT} for each."""
+  rows = []
+  for name, stratum in sorted(strata.items()):
+    for key, label in report_lib.DISTRIBUTIONS.items():
+      values = getattr(stratum, key)
+      number = ',.5g' if key == 'episode_return' else ',.0f'
+      if values is not None:
+        cells = {heading: format(values[each], number) for each, heading in HEADINGS.items()}
+        rows.append({'stratum': name, 'distribution of': label, **cells})
+  return rows
 
-  `rich.table` takes ten times as long, on the cores that the run needs.
 
-  Args:
-    headings: headings of the columns.
-    blocks: rows of cells of each block.
-    left: number of columns, from the first, that are aligned left; the others are aligned right.
-  """
-  rows = [headings, *itertools.chain(*blocks)]
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  drawn = [
-    '  '.join(
-      cell.ljust(width) if at < left else cell.rjust(width)
-      for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-    )
-    for row in rows
+def distribution_table(strata: Mapping[str, report_lib.Stratum]) -> rich.text.Text:
+  """The distributions of strata, for a terminal; empty if none is known."""
+  rows = distributions(strata)
+  names = [row['stratum'] for row in rows]
+  lines = [
+    [name if name != before else '', *list(row.values())[1:]]
+    for before, name, row in zip(['', *names], names, rows, strict=False)
   ]
-  heading, *lines = drawn
-  text = rich.text.Text.assemble((heading, 'bold'), no_wrap=True)
-  for block in blocks:
-    shown, lines = lines[: len(block)], lines[len(block) :]
-    text.append('\n'.join(['', '─' * len(heading), *shown]))
-  return text
-
-
-def distributions(report: report_lib.Report) -> list[dict[str, str]]:
-  """Formats the known distributions of a report's strata: {HEADING: TEXT} for each."""
-  return [
-    {'stratum': name, 'distribution of': label, **distribution_cells(key, values)}
-    for name, stratum in sorted(report.strata.items())
-    for key, label in report_lib.DISTRIBUTIONS.items()
-    if (values := getattr(stratum, key)) is not None
-  ]
-
-
-def distribution_cells(key: str, values: dict[str, float] | None) -> dict[str, str]:
-  """Formats a distribution: {HEADING: TEXT} by HEADINGS.
-
-  Args:
-    key: its key in report.DISTRIBUTIONS.
-    values: its values by the keys of `inspector.QUANTILES`; None if unknown, which gives '-'.
-  """
-  number = lambda value: f'{value:,.5g}' if key == 'episode_return' else f'{value:,.0f}'
-  return {
-    heading: '-' if values is None else number(values[name]) for name, heading in HEADINGS.items()
-  }
-
-
-def _distribution_table(report: report_lib.Report) -> rich.text.Text:
-  """The distributions of the strata, for a terminal."""
-  rows = distributions(report)
-  if not rows:
-    return rich.text.Text()
-  lines, before = [], ''
-  for row in rows:
-    stratum, *rest = row.values()
-    lines.append(['' if stratum == before else stratum, *rest])
-    before = stratum
-  return _aligned(list(rows[0]), [lines], left=2)
+  return console_lib.table(list(rows[0]), [lines], left=2) if rows else rich.text.Text()
 
 
 def worker_times(report: report_lib.Report) -> dict[str, dict[str, float]]:
@@ -329,13 +288,20 @@ def frame(
   if width < WIDE:
     # A low terminal cuts off the end.
     return rich.console.Group(
-      *parts, named, '', _curves(reports, width - LABEL - 12), '', _distribution_table(answered)
+      *parts,
+      named,
+      '',
+      _curves(reports, width - LABEL - 12),
+      '',
+      distribution_table(answered.strata),
     )
   half = width // 2 - 2
   columns = rich.table.Table.grid(padding=(0, 2), expand=True)
   columns.add_column(width=half)
   columns.add_column(width=half)
-  right = rich.console.Group(_curves(reports, half - LABEL - 12), '', _distribution_table(answered))
+  right = rich.console.Group(
+    _curves(reports, half - LABEL - 12), '', distribution_table(answered.strata)
+  )
   columns.add_row(named, right)
   return rich.console.Group(*parts, columns)
 
@@ -386,7 +352,7 @@ def for_page(report: report_lib.Report) -> dict[str, Any]:
     'report': metrics.plain(report.to_json()),
     'cells': cells(report.tables),
     'numbers': numbers(report),
-    'distributions': distributions(report),
+    'distributions': distributions(report.strata),
     'moving': metrics.plain(moving(report)),
     'times': [{'name': f'table {name}', 'shares': shares} for name, shares in times.items()],
   }
