@@ -310,10 +310,8 @@ def show(target: str, stored: Stored) -> None:
 
 def _steps(sequence: experience.Sequence) -> rich.text.Text:
   """Table with a line for each step of a sequence."""
-  of_decision: dict[str, Any] = {
-    'action': sequence.action,
-    **_named(sequence.extras, ''),
-  }  # none at the last step
+  # The last step has no decision.
+  of_decision: dict[str, Any] = {'action': sequence.action, **_named(sequence.extras, '')}
   others: dict[str, Any] = {'reward': sequence.reward, 'discount': sequence.discount}
   others |= _named(sequence.observation, 'observation')
   last = len(sequence.step_type) - 1

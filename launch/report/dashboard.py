@@ -86,7 +86,7 @@ class Dashboard:
       metrics that are still to be read, 'groups': [{NODE/METRIC: {'x', 'mean', 'low', 'high',
       'seeds': [{'x', 'mean'}]}}], 'charts': [{'key', 'section', 'title'}]}. With several seeds,
       'mean' is the interquartile mean, and 'low' and 'high' are the range; with one run, see
-      `history.Thinned`. 'groups' is None while much is still to be read.
+      `history.Curve`. 'groups' is None while much is still to be read.
     """
     with self._lock:
       unread = self._read()

@@ -122,9 +122,9 @@ class GroupCurve(NamedTuple):
 
   Attributes:
     x: [N] f64, increasing positions.
-    mean: [N] f64, interquartile mean over seeds; with one run, `mean` of `history.Thinned`.
-    low: [N] f64, lowest seed; with one run, `low` of `history.Thinned`.
-    high: [N] f64, highest seed; with one run, `high` of `history.Thinned`.
+    mean: [N] f64, interquartile mean over seeds; with one run, `mean` of `history.Curve`.
+    low: [N] f64, lowest seed; with one run, `low` of `history.Curve`.
+    high: [N] f64, highest seed; with one run, `high` of `history.Curve`.
     seeds: the curves of the single runs; empty with one run.
   """
 
@@ -189,7 +189,7 @@ def curve(members: Sequence[history.History], key: str, x: str) -> GroupCurve | 
   if not known:
     return None
   if len(known) == 1:
-    return GroupCurve(*known[0][1], seeds=[])
+    return GroupCurve(*known[0][1][:4], seeds=[])
   runs = [each for each, _ in known]
   seeds = [history.Series(thin.x, thin.mean) for _, thin in known]
   together = curves.Curve('', runs, seeds)
