@@ -1,5 +1,6 @@
 """Reads the metrics of runs as their files grow, row by row, and thins them for plots."""
 
+import functools
 import math
 import os
 import pathlib
@@ -8,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from omegaconf import OmegaConf
 
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
@@ -216,6 +218,11 @@ class History:
   def environment(self) -> str:
     """Name of the environment."""
     return self.config.environment['name']
+
+  @functools.cached_property
+  def config_values(self) -> dict[str, Any]:
+    """Values of the config by their paths."""
+    return launch_config.flatten(OmegaConf.to_container(OmegaConf.structured(self.config)))
 
   @property
   def unread(self) -> int:

@@ -1,6 +1,7 @@
 """Learning curves: runs grouped by config, with confidence intervals over seeds, and tables of them."""
 
 import collections
+import functools
 import json
 import math
 import pathlib
@@ -8,9 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from omegaconf import OmegaConf
 
-from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import history
 from hephaestus.launch.report import server
 
@@ -376,8 +375,7 @@ def _is_indifferent(key: str, run: history.History) -> bool:
 
 def _config_values(run: history.History) -> dict[str, Any]:
   """Config values that a run's curve depends on, by path."""
-  values = launch_config.flatten(OmegaConf.to_container(OmegaConf.structured(run.config)))
-  return {key: value for key, value in values.items() if not _is_indifferent(key, run)}
+  return {key: value for key, value in run.config_values.items() if not _is_indifferent(key, run)}
 
 
 def _kinds(values: Sequence[dict[str, Any]], keys: Sequence[str]) -> int:
@@ -500,33 +498,29 @@ def estimate(values: np.ndarray, statistic: str) -> Estimate:
     The statistic at each position; NaN where a seed is NaN.
   """
   from rliable import library
-  from rliable import metrics as aggregates
 
-  aggregate = {'iqm': aggregates.aggregate_iqm, 'median': aggregates.aggregate_median}[statistic]
-  # Seeds take the place of tasks, since rliable's median is over tasks, of means over runs.
-  over_seeds = lambda scores: np.array(
-    [aggregate(scores[..., index].T) for index in range(scores.shape[-1])]
-  )
+  aggregate: Any = {'iqm': interquartile_mean, 'median': functools.partial(np.median, axis=0)}[
+    statistic
+  ]
+  known = ~np.isnan(values).any(axis=0)
+  if len(values) < FEWEST_SEEDS or not known.any():
+    return Estimate(aggregate(values), values.min(axis=0), values.max(axis=0))
   # Many positions have the same values, and resampling is slow.
-  columns, place = np.unique(values, axis=1, return_inverse=True, equal_nan=False)
-  known = ~np.isnan(columns).any(axis=0)
-  result = np.full((3, columns.shape[1]), np.nan)
-  scores = columns[:, None, known]  # one task
-  if not known.any():
-    pass
-  elif len(values) < FEWEST_SEEDS:
-    result[:, known] = over_seeds(scores), scores.min((0, 1)), scores.max((0, 1))
-  else:
-    before = np.random.get_state()
-    np.random.seed(0)  # rliable always draws from the global generator
-    try:
-      points, intervals = library.get_interval_estimates(
-        {'all': scores}, over_seeds, reps=RESAMPLES, confidence_interval_size=CONFIDENCE
-      )
-    finally:
-      np.random.set_state(before)
-    result[:, known] = points['all'], *intervals['all']
-  return Estimate(*result[:, place.reshape(-1)])
+  columns, place = np.unique(values[:, known], axis=1, return_inverse=True)
+  before = np.random.get_state()
+  np.random.seed(0)  # rliable always draws from the global generator
+  try:
+    points, intervals = library.get_interval_estimates(
+      {'all': columns[:, None]},  # one task
+      lambda scores: aggregate(scores[:, 0]),
+      reps=RESAMPLES,
+      confidence_interval_size=CONFIDENCE,
+    )
+  finally:
+    np.random.set_state(before)
+  result = np.full((3, len(known)), np.nan)
+  result[:, known] = np.stack([points['all'], *intervals['all']])[:, place.reshape(-1)]
+  return Estimate(*result)
 
 
 def grid(curve: Curve) -> np.ndarray:
