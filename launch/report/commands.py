@@ -1,7 +1,6 @@
 """`hephaestus evaluate`, `watch`, `dashboard` and `report`: show the results of runs."""
 
 import argparse
-import os
 import pathlib
 import sys
 from typing import Any
@@ -135,9 +134,7 @@ def _add_report(commands: Any) -> None:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-  os.environ.setdefault(
-    'JAX_PLATFORMS', 'cpu'
-  )  # JAX reads it at import; a run may use the accelerators
+  flags.leave_accelerators()
   if arguments.episodes < 1:
     raise ValueError(f'--episodes {arguments.episodes}: must be at least 1')
   if arguments.video is not None and arguments.video.suffix not in ('.gif', '.mp4'):
@@ -177,7 +174,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 
 def _watch(arguments: argparse.Namespace) -> int:
-  os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # as above
+  flags.leave_accelerators()
   if arguments.episodes < 1:
     raise ValueError(f'--episodes {arguments.episodes}: must be at least 1')
   flags.check_seed(arguments.seed)
@@ -209,7 +206,7 @@ def _watch(arguments: argparse.Namespace) -> int:
 
 
 def _dashboard(arguments: argparse.Namespace) -> int:
-  os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # as above
+  flags.leave_accelerators()
   from hephaestus.launch.report import dashboard
 
   dashboard.serve(arguments.runs, arguments.port)
@@ -217,7 +214,8 @@ def _dashboard(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-  os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # as above
+  flags.leave_accelerators()
+  from hephaestus.launch.files import folder as folder_lib
   from hephaestus.launch.report import curves
 
   absl_logging.set_verbosity(absl_logging.WARNING)  # rliable logs each step
@@ -227,7 +225,7 @@ def _report(arguments: argparse.Namespace) -> int:
   all_panels = arguments.out is not None and arguments.metric is None
   say = lambda text: print(f'hephaestus report: {text}', file=sys.stderr, flush=True)
   given = [*arguments.runs, *(pathlib.Path(run) for _, *runs in arguments.label for run in runs)]
-  if any(map(_is_run, given)):  # else it ends at once
+  if any((run / folder_lib.CONFIG).exists() for run in given):  # else it ends at once
     say('reads the runs')
   made = curves.make(
     arguments.runs,
@@ -247,13 +245,3 @@ def _report(arguments: argparse.Namespace) -> int:
   for remark in remarks:
     say(remark)
   return 0
-
-
-def _is_run(folder: pathlib.Path) -> bool:
-  from hephaestus.launch.files import folder as folder_lib
-
-  try:
-    folder_lib.load_config(folder)
-  except (ValueError, OSError):
-    return False
-  return True
