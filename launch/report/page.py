@@ -110,12 +110,14 @@ def _draw(
     members = [at for at, group in enumerate(groups) if group.environment == environment]
     for key, _, title in charts:
       lines = [
-        _line(groups[at].label, colour, drawn[at][key])
+        pictures.Line(groups[at].label, colour, drawn[at][key])
         for colour, at in enumerate(members)
         if key in drawn[at] and len(drawn[at][key].x)
       ]
       figure = figure_of.get((environment, key))
-      if figure is None and not any(line.low.any() or line.high.any() for line in lines):
+      if figure is None and not any(
+        each.curve.low.any() or each.curve.high.any() for each in lines
+      ):
         continue
       count += 1
       if count % 10 == 1:
@@ -130,11 +132,6 @@ def _draw(
         picture = pictures.draw_lines(environment, x_label, y_label, lines, levels)
       (out / f'{stem}.png').write_bytes(picture)
   return count
-
-
-def _line(label: str, colour: int, curve: panels.GroupCurve) -> pictures.Line:
-  seeds = max(1, len(curve.seeds))
-  return pictures.Line(f'{label} ({seeds} seed{"s" * (seeds > 1)})', colour, *curve)
 
 
 class _Videos:

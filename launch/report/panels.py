@@ -377,15 +377,8 @@ def _nodes(run: history.History, running: bool) -> list[dict[str, Any]]:
   for name, row in newest.items():
     words, style = states.get(row['kind'], ('stopped', 'stopped'))
     restarts = sum(each.get('name') == name and each['kind'] == 'restarting' for each in run.events)
-    nodes.append(
-      {
-        'name': name,
-        'state': words,
-        'style': style,
-        'restarts': restarts,
-        'wrote': run.last(name, 'time'),
-      }
-    )
+    known = {'name': name, 'state': words, 'style': style, 'restarts': restarts}
+    nodes.append(known | {'wrote': run.last(name, 'time')})
   return nodes
 
 
