@@ -235,6 +235,12 @@ class History:
     return sum(file.broken for file in (self._events, *self._nodes.values()))
 
   @property
+  def damage(self) -> str | None:
+    """Sentence on its damaged lines; None without any."""
+    lines = 'line of its metrics is' if self.broken == 1 else 'lines of its metrics are'
+    return f'{self.broken} {lines} damaged and left out' if self.broken else None
+
+  @property
   def version(self) -> tuple[Any, ...]:
     """Value that differs after every new row of metrics."""
     return (*((name, file.version) for name, file in self._nodes.items()), len(self.launches))
@@ -363,9 +369,8 @@ def read(folder: pathlib.Path) -> History:
   except OSError as error:
     raise ValueError(f'{error.filename}: cannot be read ({error.strerror})') from None
   if not any(run.names(node) for node in NODES):
-    if run.broken:
-      raise ValueError(f'{folder}: all {run.broken} lines of its metrics are damaged')
-    raise ValueError(f'{folder}: has no metrics yet; wait until its nodes have written some')
+    reason = run.damage or 'wait until its nodes have written some'
+    raise ValueError(f'{folder}: has no metrics yet; {reason}')
   return run
 
 

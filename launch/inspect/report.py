@@ -132,13 +132,13 @@ def stopped_table(size: int, max_size: int, **known: Any) -> dict[str, Any]:
     known: further entries.
   """
   unknown = ('inserted', 'sampled', 'bytes', 'inserts_per_second', 'samples_per_second')
-  inserted = known.get('inserted')
+  inserted, unique = known.get('inserted'), known.get('unique_sampled')
   return {
     **dict.fromkeys(unknown),
     'size': size,
     'max_size': max_size,
     'fill': size / max_size,
-    'unique_share': known['unique_sampled'] / inserted if inserted else None,
+    'unique_share': unique / inserted if inserted and unique is not None else None,
     'worker_time': dict.fromkeys(inspector.WORKER_STATES, 0.0),
     **known,
   }

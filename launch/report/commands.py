@@ -215,7 +215,6 @@ def _dashboard(arguments: argparse.Namespace) -> int:
 
 def _report(arguments: argparse.Namespace) -> int:
   flags.leave_accelerators()
-  from hephaestus.launch.files import folder as folder_lib
   from hephaestus.launch.report import curves
 
   absl_logging.set_verbosity(absl_logging.WARNING)  # rliable logs each step
@@ -225,7 +224,7 @@ def _report(arguments: argparse.Namespace) -> int:
   all_panels = arguments.out is not None and arguments.metric is None
   say = lambda text: print(f'hephaestus report: {text}', file=sys.stderr, flush=True)
   given = [*arguments.runs, *(pathlib.Path(run) for _, *runs in arguments.label for run in runs)]
-  if any((run / folder_lib.CONFIG).exists() for run in given):  # else it ends at once
+  if any(map(_is_run, given)):  # else it ends at once
     say('reads the runs')
   made = curves.make(
     arguments.runs,
@@ -236,7 +235,9 @@ def _report(arguments: argparse.Namespace) -> int:
     pictures=arguments.out is not None,
     all_panels=all_panels,
   )
-  remarks = [*(f'left out: {reason}' for reason in made.left_out), *made.remarks]
+  remarks = [f'left out: {reason}' for reason in made.left_out]
+  runs = [run for group in made.groups for run in group.runs]
+  remarks += [f'{run.folder}: {run.damage}' for run in runs if run.damage]
   if arguments.out is not None:
     from hephaestus.launch.report import page  # which imports JAX
 
@@ -245,3 +246,13 @@ def _report(arguments: argparse.Namespace) -> int:
   for remark in remarks:
     say(remark)
   return 0
+
+
+def _is_run(folder: pathlib.Path) -> bool:
+  from hephaestus.launch.files import folder as folder_lib
+
+  try:
+    folder_lib.load_config(folder)
+  except (ValueError, OSError):
+    return False
+  return True

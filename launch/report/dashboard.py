@@ -159,7 +159,7 @@ class Dashboard:
 
   def _draw(self, x: str, index: int) -> str:
     """JSON text of all curves of a group; cached until one of its runs has new metrics."""
-    members = [self._histories[place] for place in self._groups[index].members]
+    members = self._groups[index].runs
     version = [each.version for each in members]
     known = self._drawn.get((x, index))
     if known is None or known[0] != version:

@@ -259,17 +259,17 @@ def overview(
     'runs': [the entries of `state`, 'times': see `times`, 'videos', 'name': short name,
     'group': index of its group]}
   """
-  group_of = {index: at for at, group in enumerate(groups) for index in group.members}
+  group_of = {run: at for at, group in enumerate(groups) for run in group.runs}
   short = names([each.folder for each in histories])
   return {
     'groups': [
-      {'label': group.label, 'world': group.environment, 'seeds': len(group.members)}
+      {'label': group.label, 'world': group.environment, 'seeds': len(group.runs)}
       for group in groups
     ],
     'runs': [
       state(each)
       | {'times': times(each, throughout=throughout), 'videos': show_videos(index)}
-      | {'name': name, 'group': group_of[index]}
+      | {'name': name, 'group': group_of[each]}
       for index, (each, name) in enumerate(zip(histories, short, strict=True))
     ],
   }
@@ -332,9 +332,8 @@ def _state(run: history.History) -> dict[str, Any]:
       else f'no metrics; start the run with: {folder_lib.resume_command(run.folder, run.config)}'
     )
   messages += _diagnosed(run.folder)
-  if run.broken:
-    lines = 'line of its metrics is' if run.broken == 1 else 'lines of its metrics are'
-    messages.append(f'{run.broken} {lines} damaged and left out')
+  if run.damage:
+    messages.append(run.damage)
   return {
     'state': word,
     'messages': messages,
