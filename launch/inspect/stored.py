@@ -27,20 +27,23 @@ from hephaestus.replay import inspector, tables
 _SHOWN = 6  # numbers of an array that are printed one by one
 
 
-class Sample(NamedTuple):
-  """One stored sequence.
+class StoredSequence(NamedTuple):
+  """One item of a table that stores sequences.
 
   Attributes:
-    table: name of the table that stores it.
-    item: the table's reference to it.
+    table: name of the table.
+    item: the table's reference to the sequence.
     age_rank: its rank among the table's items by age; 0 is the oldest.
-    sequence: host arrays [T, ...].
+    digest: hash of the sequence.
+    sequence: host arrays [T, ...]; None if it differs from the schema. Only samples have observations,
+      because all of them would not fit in memory.
   """
 
   table: str
   item: contents_lib.Item
   age_rank: int
-  sequence: experience.Sequence
+  digest: bytes
+  sequence: Any
 
 
 class Stored(NamedTuple):
@@ -59,7 +62,7 @@ class Stored(NamedTuple):
   saved: float
   sequences: int
   strata: dict[str, report_lib.Stratum]
-  samples: list[Sample]
+  samples: list[StoredSequence]
   draw: videos.Draw
 
   def summary(self) -> dict[str, Any]:
@@ -126,23 +129,6 @@ def read(target: str, num_samples: int = 0) -> Stored:
   )
 
 
-class _Row(NamedTuple):
-  """One item of a table that stores sequences.
-
-  Attributes:
-    table: name of the table.
-    item: the table's reference to the sequence.
-    digest: hash of the sequence.
-    sequence: host arrays [T, ...], without observations, which would not fit in memory; None if it
-      differs from the schema.
-  """
-
-  table: str
-  item: contents_lib.Item
-  digest: bytes
-  sequence: Any
-
-
 class _Shard(NamedTuple):
   """The checkpoint of one shard.
 
@@ -154,9 +140,9 @@ class _Shard(NamedTuple):
   """
 
   saved: float
-  rows: list[_Row]
+  rows: list[StoredSequence]
   violations: list[str]
-  samples: list[Sample]
+  samples: list[StoredSequence]
 
 
 def _read(
@@ -166,7 +152,7 @@ def _read(
   columns = columns_lib.Columns(schema)
   shard = _Shard(checkpoint.saved, [], list(checkpoint.broken), [])
   checked: set[tuple[int, ...]] = set()
-  digests: dict[str, list[bytes]] = {}
+  digests = collections.defaultdict(list)
   for name in checkpoint.items:
     if name == tables.PARAMS:
       continue
@@ -178,10 +164,8 @@ def _read(
       shard.violations.append(_place(name) + str(error))
     count = len(checkpoint.items[name])
     wanted = set(np.linspace(0, count - 1, min(num_samples, count)).round().astype(int).tolist())
-    digests[name] = []
     for rank, (item, arrays) in enumerate(checkpoint.read(name)):
-      digests[name].append(contents_lib.digest(arrays))
-      sequence = None
+      row = StoredSequence(name, item, rank, contents_lib.digest(arrays), None)
       if mismatch := columns.mismatch(arrays):
         if is_sound:  # else it is reported once, with the table's signature
           shard.violations.append(_place(name, item.key) + mismatch)
@@ -193,9 +177,10 @@ def _read(
             _place(name, item.key, step) + text for step, text in experience.faults(sequence)
           )
         if rank in wanted:
-          shard.samples.append(Sample(name, item, rank, sequence))
-        sequence = sequence._replace(observation=(), initial_state=())
-      shard.rows.append(_Row(name, item, digests[name][-1], sequence))
+          shard.samples.append(row._replace(sequence=sequence))
+        row = row._replace(sequence=sequence._replace(observation=(), initial_state=()))
+      shard.rows.append(row)
+      digests[name].append(row.digest)
   shard.violations.extend(
     _place(fault.table, fault.key) + fault.text
     for fault in contents_lib.faults(checkpoint, digests, restarts)
@@ -204,7 +189,7 @@ def _read(
 
 
 def _strata(
-  rows: list[_Row],
+  rows: list[StoredSequence],
   strata: Sequence[tables.Stratum],
   num_envs: int | None,
   steps_per_sequence: int,
@@ -259,7 +244,7 @@ def _place(table: str, key: int | None = None, step: int | None = None) -> str:
   return place + ('' if step is None else f', step {step}') + ': '
 
 
-def _streams(rows: Sequence[_Row], num_envs: int) -> Iterator[list[experience.Sequence]]:
+def _streams(rows: Sequence[StoredSequence], num_envs: int) -> Iterator[list[experience.Sequence]]:
   """Yields lists of consecutive sequences, each list of one environment.
 
   An actor writes sequences of its environments in turn, so the next one of an environment is
@@ -343,7 +328,7 @@ def _cell(value: np.ndarray) -> str:
   return f'[{shape}] {show(value.min())} to {show(value.max())}'
 
 
-def samples_json(samples: list[Sample]) -> list[dict[str, Any]]:
+def samples_json(samples: list[StoredSequence]) -> list[dict[str, Any]]:
   """Converts samples to JSON values, with step types, actions, rewards and discounts of each step."""
   return [
     {
@@ -374,9 +359,10 @@ def write_videos(stored: Stored, folder: pathlib.Path) -> list[pathlib.Path]:
   """
   made: list[pathlib.Path] = []
   numbers: collections.Counter[str] = collections.Counter()
-  for table, _, _, sequence in stored.samples:
-    numbers[table] += 1
-    made.append(folder / f'{table}-{numbers[table]}.gif')
+  for sample in stored.samples:
+    numbers[sample.table] += 1
+    made.append(folder / f'{sample.table}-{numbers[sample.table]}.gif')
+    sequence = sample.sequence
     observation = observation_lib.without_mask(sequence.observation)
     draw = videos.drawing(stored.draw, observation)
     steps = range(len(sequence.step_type))

@@ -9,6 +9,7 @@ import sys
 
 import imageio.v2 as imageio
 import numpy as np
+import polling
 import pytest
 from playwright import sync_api
 
@@ -414,7 +415,8 @@ def test_html_report_has_all_panels_in_one_file(tmp_path, capsys, monkeypatch, b
   assert [each for each in complaints if not each.startswith(('file:', 'data:', 'blob:'))] == []
   for width in (400, 960):
     page.set_viewport_size({'width': width, 'height': 900})
-    assert page.evaluate('document.documentElement.scrollWidth') <= width
+    fits = lambda width=width: page.evaluate('document.documentElement.scrollWidth') <= width
+    polling.until(fits, 'charts of the new width')
   assert [title.split('\n')[0] for title in page.locator('h2:visible').all_inner_texts()] == [
     'Runs', 'Comparison over seeds', 'Learning', 'Where time goes', 'Intrinsic rewards',
     'World model', 'Actor and critic', 'Replay over the run', 'Speed', 'Nodes',
