@@ -55,7 +55,7 @@ class Curve(NamedTuple):
 
   Attributes:
     label: name of the curve, unique in its environment.
-    runs: the runs, at least one.
+    runs: the runs of `series`, whose folders and configs the notes name.
     series: the metric of each run along the x-axis.
   """
 

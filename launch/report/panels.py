@@ -199,15 +199,11 @@ def curve(members: Sequence[history.History], key: str, x: str) -> GroupCurve | 
     points.
   """
   node, metric = key.split('/', 1)
-  found = [(each, each.thinned(node, metric, x)) for each in members]
-  known = [(each, thin) for each, thin in found if thin is not None]
-  if not known:
-    return None
-  if len(known) == 1:
-    return GroupCurve(*known[0][1][:4], seeds=[])
-  runs = [each for each, _ in known]
-  seeds = [history.Series(thin.x, thin.mean) for _, thin in known]
-  together = curves.Curve('', runs, seeds)
+  known = [thin for each in members if (thin := each.thinned(node, metric, x)) is not None]
+  if len(known) < 2:
+    return GroupCurve(*known[0][:4], seeds=[]) if known else None
+  seeds = [history.Series(thin.x, thin.mean) for thin in known]
+  together = curves.Curve('', [], seeds)
   start, end = together.range
   places = curves.grid(together) if start <= end else np.zeros(0)
   values = together.at(places)
