@@ -5,12 +5,14 @@ Sampling a running server's table would change its counters and its rate limiter
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import hashlib
 import math
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -173,7 +175,7 @@ class Contents:
     tensor = chunk.data.tensors[piece.index]
     dtype = tf.dtypes.as_dtype(tensor.dtype).as_numpy_dtype
     shape = [axis.size for axis in tensor.tensor_shape.dim]
-    values = np.frombuffer(_decompress(tensor.tensor_content), dtype).reshape(shape)
+    values = _decompress(tensor.tensor_content).view(dtype).reshape(shape)
     return values[piece.offset : piece.offset + piece.length]
 
 
@@ -293,31 +295,25 @@ def _signature(
   return reverb_types.TableInfo.from_serialized_proto(info.SerializeToString()).signature
 
 
-def _decompress(block: bytes) -> bytes:
-  """Decompresses a block of Snappy: its length, then literals and copies of earlier bytes.
+@functools.cache
+def _snappy() -> tuple[Any, Any]:
+  """C++ functions of TensorFlow: length of a block of Snappy once decompressed, and decompression.
 
-  The format is github.com/google/snappy/blob/main/format_description.txt.
+  No package of ours offers Snappy to Python; Reverb calls these functions, too.
   """
-  at = next(index for index, byte in enumerate(block) if byte < 128) + 1
-  found = bytearray()
-  while at < len(block):
-    tag = block[at]
-    kind, length = tag & 3, (tag >> 2) + 1
-    at += 1
-    if kind == 0:
-      if length > 60:
-        width = length - 60
-        length = int.from_bytes(block[at : at + width], 'little') + 1
-        at += width
-      found += block[at : at + length]
-      at += length
-      continue
-    width = (1, 2, 4)[kind - 1]
-    offset = int.from_bytes(block[at : at + width], 'little')
-    at += width
-    if kind == 1:
-      length, offset = (tag >> 2 & 7) + 4, tag >> 5 << 8 | offset
-    start = len(found) - offset
-    copied = found[start : start + length]
-    found += copied if offset >= length else (copied * (length // offset + 1))[:length]
-  return bytes(found)
+  library = ctypes.CDLL(os.path.join(tf.sysconfig.get_lib(), 'libtensorflow_framework.so.2'))
+  measure = library._ZN10tensorflow4port28Snappy_GetUncompressedLengthEPKcmPm
+  decompress = library._ZN10tensorflow4port17Snappy_UncompressEPKcmPc
+  measure.restype = decompress.restype = ctypes.c_bool
+  return measure, decompress
+
+
+def _decompress(block: bytes) -> np.ndarray:
+  """[size] uint8, the content of a block of Snappy, in which Reverb stores arrays; ValueError if damaged."""
+  measure, decompress = _snappy()
+  length, size = ctypes.c_size_t(len(block)), ctypes.c_size_t()
+  if measure(block, length, ctypes.byref(size)):
+    found = np.empty(size.value, np.uint8)
+    if decompress(block, length, found.ctypes.data_as(ctypes.c_void_p)):
+      return found
+  raise ValueError('replay: a chunk of a checkpoint cannot be decompressed')

@@ -252,6 +252,12 @@ def test_contents_are_arrays_that_were_written(run, sequences):
   )
 
 
+def test_damaged_block_is_refused():
+  for block in (b'', b'\x05', b'\x05\x10abc', b'\xff' * 9):  # shorter than they say
+    with pytest.raises(ValueError, match='cannot be decompressed'):
+      contents._decompress(block)
+
+
 def test_ctrl_c_ends_check(run, sequences, monkeypatch, capsys):
   run.write(sequences)
   run.save()
