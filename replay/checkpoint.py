@@ -104,9 +104,9 @@ def prepare(directory: str) -> str | None:
   _number(directory)
   broken = False
   for folder in sorted(_folders(newest) + _folders(kept), key=os.path.basename, reverse=True):
-    fault = _fault(folder)
-    if fault:
-      logging.error('replay: checkpoint %s is broken (%s); set aside', folder, fault)
+    found = fault(folder)
+    if found:
+      logging.error('replay: checkpoint %s is broken (%s); set aside', folder, found)
       broken = True
       _set_aside(folder, directory)
       continue
@@ -119,32 +119,6 @@ def prepare(directory: str) -> str | None:
   if broken:
     logging.error('replay: no whole checkpoint is left in %s; starting empty', directory)
   return None
-
-
-def copy(directory: str, target: str) -> tuple[str | None, list[str]]:
-  """Copies the newest whole checkpoint; the server may be writing another meanwhile.
-
-  Args:
-    directory: the folder given to `checkpointer`.
-    target: folder for the copy, which consists of hard links where the file system allows them.
-
-  Returns:
-    The path of the copy, None without a whole checkpoint; and a message for each newer, broken one.
-  """
-  broken: list[str] = []
-  for folder in complete(directory):
-    name = os.path.basename(folder)
-    try:
-      _link(folder, target)
-    except FileNotFoundError:
-      continue  # a newer one has taken its place
-    path = os.path.join(target, name)
-    fault = _fault(path)
-    if not fault:
-      return path, list(dict.fromkeys(broken))  # both places may hold the same
-    broken.append(f'checkpoint {name} is broken ({fault})')
-    shutil.rmtree(path)
-  return None, list(dict.fromkeys(broken))
 
 
 def complete(directory: str) -> list[str]:
@@ -186,7 +160,7 @@ def _keep(newest: str, directory: str) -> None:
     shutil.rmtree(old)
 
 
-def _fault(folder: str) -> str:
+def fault(folder: str) -> str:
   """Describes the fault of a checkpoint; empty if every file exists and its checksum holds."""
   for name in _FILES:
     path = os.path.join(folder, name)

@@ -1,37 +1,31 @@
-"""Contents of replay, sequence by sequence, read from its newest checkpoint.
+"""Contents of replay, sequence by sequence, read from the files of its newest checkpoint.
 
-Sampling a running server's table would change its counters and its rate limiter, and so the run. So
-this copies the newest checkpoint, and starts a server of its own to decode the copy. There every
-table returns each item once, the oldest first, without a rate limiter.
+Sampling a running server's table would change its counters and its rate limiter, and so the run.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
+import ctypes
+import functools
 import hashlib
 import math
 import os
-import shutil
-import sys
-import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import reverb
 import tensorflow as tf
+from reverb import reverb_types
 from reverb.cc import schema_pb2
 from reverb.cc.checkpointing import checkpoint_pb2
 
-from hephaestus.replay import checkpoint, connection, tables
+from hephaestus.replay import checkpoint, tables
 
 # Sequences that a writer may have inserted into one table and not yet into the other: those not yet
 # confirmed, and those inserted after one table is saved and before the next.
 IN_BETWEEN = 64
 _RECORDS = 1024  # read at once
-_COPY = '.copy-'
 
 
 class Item(NamedTuple):
@@ -69,69 +63,39 @@ class Fault(NamedTuple):
   text: str
 
 
-class Counts(NamedTuple):
-  """Counters of one table.
-
-  Attributes:
-    size: sequences that it holds.
-    max_size: sequences that it may hold.
-    inserted: inserts ever.
-    sampled: samples ever.
-    unique_sampled: sequences ever sampled, each counted once.
-  """
-
-  size: int
-  max_size: int
-  inserted: int
-  sampled: int
-  unique_sampled: int
-
-
-class Counted(NamedTuple):
-  """The counters of a checkpoint.
-
-  Attributes:
-    saved: time at which it was complete, unix seconds.
-    tables: counters of each table, by name.
-  """
-
-  saved: float
-  tables: dict[str, Counts]
-
-
-def counts(directory: str) -> Counted | None:
+def counts(directory: str) -> tuple[float, dict[str, dict[str, int]]] | None:
   """Reads the counters, and no sequence, of the newest checkpoint whose tables can be read.
 
   Args:
     directory: folder of the run's replay, as given to `checkpoint.checkpointer`.
 
   Returns:
-    The counters; None without such a checkpoint.
+    Unix seconds at which the checkpoint was complete, and for each table the sequences that it has of
+    'size' and 'max_size', and those ever 'inserted', 'sampled' (samples) and 'unique_sampled'; None
+    without such a checkpoint.
   """
   for folder in checkpoint.complete(directory):
     try:
       saved = os.path.getmtime(os.path.join(folder, 'DONE'))
-      records = list(_records(os.path.join(folder, 'tables.tfrecord')))
+      return saved, {table.table_name: _counts(table) for table in _tables(folder)}
     except (OSError, tf.errors.OpError):  # broken, or replaced by a newer one meanwhile
       continue
-    saved_tables = map(checkpoint_pb2.PriorityTableCheckpoint.FromString, records)
-    return Counted(saved, {table.table_name: _counts(table) for table in saved_tables})
   return None
 
 
-def _counts(table: checkpoint_pb2.PriorityTableCheckpoint) -> Counts:
+def _counts(table: checkpoint_pb2.PriorityTableCheckpoint) -> dict[str, int]:
   limiter = table.rate_limiter
-  return Counts(
-    size=limiter.insert_count - limiter.delete_count,
-    max_size=table.max_size,
-    inserted=limiter.insert_count,
-    sampled=limiter.sample_count,
-    unique_sampled=table.num_unique_samples,
-  )
+  return {
+    'size': limiter.insert_count - limiter.delete_count,
+    'max_size': table.max_size,
+    'inserted': limiter.insert_count,
+    'sampled': limiter.sample_count,
+    'unique_sampled': table.num_unique_samples,
+  }
 
 
 class Contents:
-  """Reads a copy of the newest checkpoint, item by item.
+  """The newest whole checkpoint, read into memory.
 
   Attributes:
     saved: time at which the checkpoint was complete, unix seconds.
@@ -142,9 +106,7 @@ class Contents:
   """
 
   def __init__(self, directory: str):
-    """Copies the checkpoint and starts the server; `close` stops it.
-
-    The server takes as much memory as the one that wrote the checkpoint, in this process.
+    """Reads the checkpoint, whose chunks stay compressed; a server may be running.
 
     Args:
       directory: folder of the run's replay, as given to `checkpoint.checkpointer`.
@@ -152,41 +114,44 @@ class Contents:
     Raises:
       FileNotFoundError: there is no whole checkpoint.
     """
-    with contextlib.ExitStack() as stack:
-      target = stack.enter_context(_copy_folder(directory))
-      folder, self.broken = checkpoint.copy(directory, target)
-      if folder is None:
-        raise FileNotFoundError('; '.join([f'no whole checkpoint in {directory}', *self.broken]))
-      self.saved = os.path.getmtime(os.path.join(folder, 'DONE'))
-      self.items = _reset_items(folder)
-      self.max_sizes = _make_queues(folder)
-      self.items = {name: self.items.get(name, []) for name in self.max_sizes}
-      os.environ.update(connection.without_proxy([]))
-      with _quiet():
-        self._server = reverb.Server(
-          [reverb.Table.queue(name, 1) for name in self.max_sizes],
-          port=None,
-          checkpointer=reverb.checkpointers.DefaultCheckpointer(target),
-        )
-      stack.callback(self._stop)
-      self._client = self._server.localhost_client()
-      self.signatures = {
-        name: info.signature for name, info in self._client.server_info(timeout=60).items()
-      }
-      self._resources = stack.pop_all()
+    broken: dict[str, None] = {}  # two places may hold the same
+    for folder in checkpoint.complete(directory):
+      try:
+        fault = checkpoint.fault(folder)
+        if not fault:
+          self._read(folder)
+          self.broken = list(broken)
+          return
+      except (OSError, tf.errors.NotFoundError):
+        continue  # a newer one has taken its place
+      if os.path.exists(folder):
+        broken[f'checkpoint {os.path.basename(folder)} is broken ({fault})'] = None
+    raise FileNotFoundError('; '.join([f'no whole checkpoint in {directory}', *broken]))
 
-  def __enter__(self) -> Contents:
-    return self
-
-  def __exit__(self, *unused: Any) -> None:
-    self.close()
-
-  def close(self) -> None:
-    """Stops the server and deletes the copy."""
-    self._resources.close()
+  def _read(self, folder: str) -> None:
+    self.saved = os.path.getmtime(os.path.join(folder, 'DONE'))
+    saved_tables = _tables(folder)
+    self.max_sizes = {table.table_name: table.max_size for table in saved_tables}
+    self.signatures = {table.table_name: _signature(table) for table in saved_tables}
+    self.items: dict[str, list[Item]] = {name: [] for name in self.max_sizes}
+    self._chunks: dict[int, bytes] = {}
+    self._columns: dict[int, Sequence[schema_pb2.FlatTrajectory.Column]] = {}
+    ranges = {}
+    for record in _records(folder, 'chunks'):
+      chunk = schema_pb2.ChunkData.FromString(record)
+      self._chunks[chunk.chunk_key] = record
+      ranges[chunk.chunk_key] = (chunk.sequence_range.episode_id, chunk.sequence_range.start)
+    for record in _records(folder, 'items'):
+      item = schema_pb2.PrioritizedItem.FromString(record)
+      columns = self._columns[item.key] = item.flat_trajectory.columns
+      keys = tuple(piece.chunk_key for column in columns for piece in column.chunk_slices)
+      inserted = item.inserted_at.ToNanoseconds() * 1e-9
+      self.items[item.table].append(
+        Item(item.key, keys, item.times_sampled, inserted, *ranges[keys[0]])
+      )
 
   def read(self, table: str) -> Iterator[tuple[Item, list[np.ndarray]]]:
-    """Yields each item of a table, the oldest first, with its arrays; works only once per table.
+    """Yields each item of a table, the oldest first, with its arrays.
 
     Args:
       table: name of the table.
@@ -194,54 +159,24 @@ class Contents:
     Yields:
       The item, and the columns of its sequence, [1, ...] each.
     """
-    items = {item.key: item for item in self.items[table]}
-    samples = iter(self._client.sample(table, len(items), emit_timesteps=False) if items else ())
-    for _ in range(len(items)):
-      with _quiet():  # Reverb logs at the first
-        sample = next(samples)
-      yield items[sample.info.key], list(sample.data)
+    for item in self.items[table]:
+      yield (
+        item,
+        [
+          np.concatenate([self._steps(piece) for piece in column.chunk_slices])
+          for column in self._columns[item.key]
+        ],
+      )
 
-  def _stop(self) -> None:
-    with _quiet():
-      self._server.stop()
-
-
-@contextlib.contextmanager
-def _copy_folder(directory: str) -> Iterator[str]:
-  """Makes a folder for a copy, next to the original if its folder is writable, so that links suffice.
-
-  The owner holds a lock on the folder. A folder without a lock was left by a killed process, and is
-  deleted.
-  """
-  if not os.access(directory, os.W_OK):
-    with tempfile.TemporaryDirectory(prefix=_COPY) as target:
-      yield target
-    return
-  with contextlib.ExitStack() as stack:
-    with _locked(directory):  # so that no other process deletes a folder before it is locked
-      for name in os.listdir(directory):
-        if name.startswith(_COPY):
-          path = os.path.join(directory, name)
-          with contextlib.suppress(OSError), _locked(path, wait=False):
-            shutil.rmtree(path)
-      target = stack.enter_context(tempfile.TemporaryDirectory(prefix=_COPY, dir=directory))
-      stack.enter_context(_locked(target))
-    yield target
-
-
-@contextlib.contextmanager
-def _locked(folder: str, *, wait: bool = True) -> Iterator[None]:
-  """Locks a folder; with `wait=False` raises OSError if another process holds the lock."""
-  descriptor = os.open(folder, os.O_RDONLY)
-  try:
-    try:
-      fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # a file system without locks: continue without one
-      if not wait:
-        raise
-    yield
-  finally:
-    os.close(descriptor)
+  def _steps(self, piece: schema_pb2.FlatTrajectory.ChunkSlice) -> np.ndarray:
+    """[length, ...] the steps of a column in one of its chunks."""
+    chunk = schema_pb2.ChunkData.FromString(self._chunks[piece.chunk_key])
+    assert not chunk.delta_encoded  # by `writer.Writer`
+    tensor = chunk.data.tensors[piece.index]
+    dtype = tf.dtypes.as_dtype(tensor.dtype).as_numpy_dtype
+    shape = [axis.size for axis in tensor.tensor_shape.dim]
+    values = _decompress(tensor.tensor_content).view(dtype).reshape(shape)
+    return values[piece.offset : piece.offset + piece.length]
 
 
 def digest(columns: list[np.ndarray]) -> bytes:
@@ -299,30 +234,17 @@ def _compare(
   contents: Contents, small: str, large: str, reported: set[int], restarts: Sequence[float]
 ) -> Iterator[Fault]:
   """Differences between a stratum and the newest items of a larger one, writer by writer."""
-  ours, theirs = contents.items[small], contents.items[large]
-  our_chunks, their_chunks = ({item.chunks for item in items} for items in (ours, theirs))
-  is_full = len(theirs) >= contents.max_sizes[large]
-  oldest = min((item.inserted for item in ours), default=0.0)
-  our_streams, their_streams = _streams(ours), _streams(theirs)
+  oldest = min((item.inserted for item in contents.items[small]), default=0.0)
+  is_full = len(contents.items[large]) >= contents.max_sizes[large]
+  our_streams, their_streams = _streams(contents.items[small]), _streams(contents.items[large])
   for writer in our_streams.keys() | their_streams.keys():
-    our, their = our_streams.get(writer, []), their_streams.get(writer, [])
-    times = [item.inserted for item in (*our, *their)]
+    ours, theirs = our_streams.get(writer, []), their_streams.get(writer, [])
+    times = [item.inserted for item in (*ours, *theirs)]
     allowed = IN_BETWEEN * sum(min(times) < restart < max(times) for restart in restarts)
-
-    absent = [item for item in our if item.chunks not in their_chunks and item.key not in reported]
-    first, last = _ends(their)
-    late = [item for item in absent if item.position > last]
-    inside = [item for item in absent if first < item.position < last]
-    early = [item for item in absent if item.position < first]  # a full table has dropped them
-    missing = _if_more(inside, allowed) + _if_more(late, IN_BETWEEN) + ([] if is_full else early)
-    for item in missing:
+    early, missing = _absent([item for item in ours if item.key not in reported], theirs, allowed)
+    for item in missing if is_full else early + missing:  # a full table has dropped the early ones
       yield Fault(small, item.key, f'is not in {large}')
-
-    absent = [item for item in their if item.chunks not in our_chunks]
-    first, last = _ends(our)
-    late = [item for item in absent if item.position > last and item.inserted > oldest]
-    inside = [item for item in absent if first < item.position < last]
-    missing = _if_more(inside, allowed) + _if_more(late, IN_BETWEEN)
+    _, missing = _absent([item for item in theirs if item.inserted > oldest], ours, allowed)
     if missing:
       yield Fault(
         small, None,
@@ -331,13 +253,21 @@ def _compare(
       )  # fmt: skip
 
 
-def _ends(stream: list[Item]) -> tuple[float, float]:
-  """First and last position in a stream; minus infinity if it is empty."""
-  return (stream[0].position, stream[-1].position) if stream else (-math.inf, -math.inf)
+def _absent(stream: list[Item], other: list[Item], allowed: int) -> tuple[list[Item], list[Item]]:
+  """Items that a writer's stream in another table lacks: before its first, and too many later ones.
 
-
-def _if_more(items: list[Item], allowed: int) -> list[Item]:
-  return items if len(items) > allowed else []
+  Args:
+    stream: items in one table.
+    other: the stream of the same writer in the other table.
+    allowed: number of items that may be absent between its first and its last.
+  """
+  chunks = {item.chunks for item in other}
+  absent = [item for item in stream if item.chunks not in chunks]
+  first, last = (other[0].position, other[-1].position) if other else (-math.inf, -math.inf)
+  inside = [item for item in absent if first < item.position < last]
+  late = [item for item in absent if item.position > last]
+  missing = (inside if len(inside) > allowed else []) + (late if len(late) > IN_BETWEEN else [])
+  return [item for item in absent if item.position < first], missing
 
 
 def _streams(items: list[Item]) -> dict[int, list[Item]]:
@@ -347,75 +277,43 @@ def _streams(items: list[Item]) -> dict[int, list[Item]]:
   return streams
 
 
-def _records(path: str) -> Iterator[bytes]:
-  for batch in tf.data.TFRecordDataset(path, 'ZLIB').batch(_RECORDS):
+def _records(folder: str, name: str) -> Iterator[bytes]:
+  for batch in tf.data.TFRecordDataset(f'{folder}/{name}.tfrecord', 'ZLIB').batch(_RECORDS):
     yield from batch.numpy()
 
 
-def _reset_items(folder: str) -> dict[str, list[Item]]:
-  """Resets items' sample counts, so that each is removed at its first sample; returns them by table."""
-  ranges = {}
-  for record in _records(os.path.join(folder, 'chunks.tfrecord')):
-    chunk = schema_pb2.ChunkData.FromString(record)
-    ranges[chunk.chunk_key] = (chunk.sequence_range.episode_id, chunk.sequence_range.start)
-  items: dict[str, list[Item]] = {}
-
-  def read(record: bytes) -> bytes:
-    item = schema_pb2.PrioritizedItem.FromString(record)
-    chunks = tuple(
-      piece.chunk_key for column in item.flat_trajectory.columns for piece in column.chunk_slices
-    )
-    writer, position = ranges[chunks[0]]
-    items.setdefault(item.table, []).append(
-      Item(
-        item.key, chunks, item.times_sampled, item.inserted_at.ToNanoseconds() * 1e-9, writer,
-        position,
-      )
-    )  # fmt: skip
-    item.times_sampled = 0
-    return item.SerializeToString()
-
-  _rewrite(os.path.join(folder, 'items.tfrecord'), read)
-  return items
+def _tables(folder: str) -> list[checkpoint_pb2.PriorityTableCheckpoint]:
+  return list(map(checkpoint_pb2.PriorityTableCheckpoint.FromString, _records(folder, 'tables')))
 
 
-def _make_queues(folder: str) -> dict[str, int]:
-  """Makes each table a queue without a rate limiter; returns their capacities by name."""
-  max_sizes: dict[str, int] = {}
-
-  def read(record: bytes) -> bytes:
-    table = checkpoint_pb2.PriorityTableCheckpoint.FromString(record)
-    max_sizes[table.table_name] = table.max_size
-    table.max_times_sampled = 1
-    table.sampler.Clear()
-    table.sampler.fifo = True
-    table.rate_limiter.min_size_to_sample = 1
-    table.rate_limiter.min_diff = -sys.float_info.max
-    table.rate_limiter.max_diff = sys.float_info.max
-    return table.SerializeToString()
-
-  _rewrite(os.path.join(folder, 'tables.tfrecord'), read)
-  return max_sizes
+def _signature(
+  table: checkpoint_pb2.PriorityTableCheckpoint,
+) -> Mapping[str, tf.TensorSpec] | None:
+  if not table.HasField('signature'):
+    return None
+  info = schema_pb2.TableInfo(signature=table.signature)
+  return reverb_types.TableInfo.from_serialized_proto(info.SerializeToString()).signature
 
 
-def _rewrite(path: str, change: Callable[[bytes], bytes]) -> None:
-  """Rewrites the records of a file into a new one, which leaves the linked original unchanged."""
-  changed = f'{path}.changed'
-  with tf.io.TFRecordWriter(changed, 'ZLIB') as file:
-    for record in _records(path):
-      file.write(change(record))
-  os.replace(changed, path)
+@functools.cache
+def _snappy() -> tuple[Any, Any]:
+  """C++ functions of TensorFlow: length of a block of Snappy once decompressed, and decompression.
+
+  No package of ours offers Snappy to Python; Reverb calls these functions, too.
+  """
+  library = ctypes.CDLL(os.path.join(tf.sysconfig.get_lib(), 'libtensorflow_framework.so.2'))
+  measure = library._ZN10tensorflow4port28Snappy_GetUncompressedLengthEPKcmPm
+  decompress = library._ZN10tensorflow4port17Snappy_UncompressEPKcmPc
+  measure.restype = decompress.restype = ctypes.c_bool
+  return measure, decompress
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-  """Discards stderr, to which Reverb logs each hundred records without an option to disable it."""
-  sys.stderr.flush()
-  kept = os.dup(2)
-  with open(os.devnull, 'wb') as nowhere:
-    os.dup2(nowhere.fileno(), 2)
-  try:
-    yield
-  finally:
-    os.dup2(kept, 2)
-    os.close(kept)
+def _decompress(block: bytes) -> np.ndarray:
+  """[size] uint8, the content of a block of Snappy, in which Reverb stores arrays; ValueError if damaged."""
+  measure, decompress = _snappy()
+  length, size = ctypes.c_size_t(len(block)), ctypes.c_size_t()
+  if measure(block, length, ctypes.byref(size)):
+    found = np.empty(size.value, np.uint8)
+    if decompress(block, length, found.ctypes.data_as(ctypes.c_void_p)):
+      return found
+  raise ValueError('replay: a chunk of a checkpoint cannot be decompressed')

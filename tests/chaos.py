@@ -230,11 +230,9 @@ class Chaos:
     self._note(shard, 'killed', 'restarted')
     try:
       saved = dict.fromkeys(('frontier', 'episodic'), 0)
-      with (
-        contextlib.suppress(FileNotFoundError),
-        contents.Contents(run.replay_folders[shard]) as held,
-      ):
-        saved = {name: len(items) for name, items in held.items.items() if name != 'params'}
+      with contextlib.suppress(FileNotFoundError):
+        held = contents.Contents(run.replay_folders[shard]).items
+        saved = {name: len(items) for name, items in held.items() if name != 'params'}
       deadline = time.monotonic() + 120.0
       while run.pid(shard) in (0, before) or (sizes := run.sizes(shard)) is None:
         if time.monotonic() > deadline:

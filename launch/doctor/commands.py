@@ -1,7 +1,6 @@
 """`hephaestus doctor`: finds the part of a run or of an environment that does not work."""
 
 import argparse
-import os
 import pathlib
 import warnings
 from typing import Any
@@ -37,9 +36,7 @@ def add(commands: Any) -> None:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-  os.environ.setdefault(
-    'JAX_PLATFORMS', 'cpu'
-  )  # JAX reads it at import; a run may use the accelerators
+  flags.leave_accelerators()
   warnings.simplefilter('ignore')  # of the packages of environments
   if arguments.steps < 2_048:
     raise ValueError(f'--steps {arguments.steps}: must be at least 2048, else noise dominates')

@@ -1,5 +1,6 @@
 """Reads the metrics of runs as their files grow, row by row, and thins them for plots."""
 
+import functools
 import math
 import os
 import pathlib
@@ -8,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from omegaconf import OmegaConf
 
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
@@ -47,61 +49,28 @@ class Series(NamedTuple):
     return np.where(index < 0, np.nan, self.value[np.maximum(index, 0)])
 
 
-class Thinned(NamedTuple):
-  """A metric along the x-axis, reduced to at most POINTS positions.
+class Curve(NamedTuple):
+  """A metric along the x-axis with a band.
 
-  Each position stands for the rows of metrics since the position before.
+  Each position stands for one row of metrics, or, once thinned, for those since the position before.
 
   Attributes:
     x: [N] f64, increasing positions.
     mean: [N] f64, mean of the metric over these rows, weighted as in `History.series`.
     low: [N] f64, lowest value of these rows; for a metric that is a median, mean of the 5 % quantiles.
     high: [N] f64, highest value; for a metric that is a median, mean of the 95 % quantiles.
+    weight: [N] f64, weight of these rows in a mean.
   """
 
   x: np.ndarray
   mean: np.ndarray
   low: np.ndarray
   high: np.ndarray
-
-
-class _Tail:
-  """Reads the lines of a file that may grow, be replaced by a shorter one, or be deleted."""
-
-  def __init__(self, path: pathlib.Path):
-    self.path = path
-    self.generation = 0  # increases when all earlier lines become invalid
-    self.unread = path.stat().st_size if path.exists() else 0  # bytes
-    self._inode: int | None = None
-    self._offset = 0
-
-  def lines(self) -> list[bytes]:
-    """The next complete lines, up to CHUNK bytes; empty if there are none."""
-    try:
-      with metrics.open_regular(self.path) as file:
-        status = os.fstat(file.fileno())
-        if status.st_ino != self._inode or status.st_size < self._offset:
-          self._begin(status.st_ino)
-        file.seek(self._offset)
-        content = file.read(CHUNK)
-    except FileNotFoundError:
-      if self._inode is not None:
-        self._begin(None)
-      return []
-    end = content.rfind(b'\n') + 1
-    if end == 0 and len(content) == CHUNK:  # longer than any row, so it is damaged
-      end = len(content)
-    self._offset += end
-    self.unread = status.st_size - self._offset if end else 0
-    return content[:end].splitlines()
-
-  def _begin(self, inode: int | None) -> None:
-    self.generation += self._inode is not None
-    self._inode, self._offset, self.unread = inode, 0, 0
+  weight: np.ndarray
 
 
 class File:
-  """Reads one file of metrics as it grows, into a column for each key.
+  """Reads one file of metrics, which may grow, be replaced or be deleted, into a column for each key.
 
   Args:
     path: path of the file, which need not exist yet.
@@ -110,14 +79,21 @@ class File:
   Attributes:
     rows: all rows in their written order; empty unless made with `keep_rows`.
     broken: number of damaged lines, which are skipped; 1 if the file cannot be read.
+    unread: bytes that are still to be read.
   """
 
   def __init__(self, path: pathlib.Path, *, keep_rows: bool = False):
-    self.tail = _Tail(path)
-    self.broken = 0
-    self.rows: list[dict[str, Any]] = []
+    self.unread = path.stat().st_size if path.exists() else 0
+    self._path = path
     self._keep_rows = keep_rows
-    self._generation = 0
+    self._generation = 0  # increases when all earlier rows become invalid
+    self._begin(None)
+
+  def _begin(self, inode: int | None) -> None:
+    self.rows: list[dict[str, Any]] = []
+    self.broken = 0
+    self._inode = inode
+    self._offset = 0
     self._count = 0
     self._columns: dict[str, np.ndarray] = {}
 
@@ -144,25 +120,38 @@ class File:
     return None if np.isnan(value) else value
 
   def read(self) -> bool:
-    """Reads up to CHUNK new bytes; returns whether there were any."""
+    """Reads the next complete lines, up to CHUNK bytes; returns whether there were any."""
     try:
-      lines = self.tail.lines()
+      with metrics.open_regular(self._path) as file:
+        status = os.fstat(file.fileno())
+        if status.st_ino != self._inode or status.st_size < self._offset:
+          self._generation += self._inode is not None
+          self._begin(status.st_ino)
+        file.seek(self._offset)
+        content = file.read(CHUNK)
+    except FileNotFoundError:
+      self._generation += self._inode is not None
+      self._begin(None)
+      self.unread = 0
+      return False
     except OSError:  # a folder or a link, or nobody may read it
       self.broken = max(1, self.broken)
       return False
-    if self.tail.generation != self._generation:
-      self._generation = self.tail.generation
-      self._count, self._columns, self.rows, self.broken = 0, {}, [], 0
+    end = content.rfind(b'\n') + 1
+    if end == 0 and len(content) == CHUNK:  # longer than any row, so it is damaged
+      end = len(content)
+    self._offset += end
+    self.unread = status.st_size - self._offset if end else 0
     rows = []
-    for line in lines:
+    for line in content[:end].splitlines():
       try:
-        rows.append(metrics.row(line, self.tail.path))
+        rows.append(metrics.row(line, self._path))
       except ValueError:
         self.broken += 1
     if self._keep_rows:
       self.rows += rows
     self._append(rows)
-    return bool(lines)
+    return end > 0
 
   def _append(self, rows: list[dict[str, Any]]) -> None:
     start, end = self._count, self._count + len(rows)
@@ -208,9 +197,7 @@ class History:
     self.is_gone = False
     self._events = File(folder / 'metrics' / 'events.jsonl', keep_rows=True)
     self._nodes: dict[str, File] = {}
-    self._times: tuple[Any, np.ndarray] | None = None
-    self._thinned: dict[tuple[str, str, str], tuple[Any, Thinned | None]] = {}
-    self._places: dict[tuple[str, str], tuple[Any, tuple[np.ndarray, Any, Any]]] = {}
+    self._cache: dict[Any, tuple[Any, Any]] = {}  # version and value
 
   def read(self, deadline: float = math.inf) -> None:
     """Reads the new rows of all files.
@@ -232,15 +219,26 @@ class History:
     """Name of the environment."""
     return self.config.environment['name']
 
+  @functools.cached_property
+  def config_values(self) -> dict[str, Any]:
+    """Values of the config by their paths."""
+    return launch_config.flatten(OmegaConf.to_container(OmegaConf.structured(self.config)))
+
   @property
   def unread(self) -> int:
     """Bytes that are still to be read."""
-    return sum(file.tail.unread for file in (self._events, *self._nodes.values()))
+    return sum(file.unread for file in (self._events, *self._nodes.values()))
 
   @property
   def broken(self) -> int:
     """Number of damaged lines."""
     return sum(file.broken for file in (self._events, *self._nodes.values()))
+
+  @property
+  def damage(self) -> str | None:
+    """Sentence on its damaged lines; None without any."""
+    lines = 'line of its metrics is' if self.broken == 1 else 'lines of its metrics are'
+    return f'{self.broken} {lines} damaged and left out' if self.broken else None
 
   @property
   def version(self) -> tuple[Any, ...]:
@@ -308,89 +306,54 @@ class History:
       metric: a key of its rows.
       x: the x-axis, one of X_AXES; an actor's learner step is the version of its parameters.
     """
-    parts = []
-    for name in self.names(node):
-      places, values, weights, _ = self._valid(name, node, metric, x)
-      if len(places):
-        parts.append((places, values, np.ones(len(places)) if weights is None else weights))
-    return joined(parts) if parts else None
+    curve = joined(self._curves(node, metric, x))
+    return None if curve is None else Series(curve.x, curve.mean)
 
-  def thinned(self, node: str, metric: str, x: str) -> Thinned | None:
-    """Returns `series`, reduced to at most POINTS positions; cached until there are new rows."""
-    names = self.names(node)
-    version = tuple((name, self._nodes[name].version) for name in names)
+  def thinned(self, node: str, metric: str, x: str) -> Curve | None:
+    """Returns `series` with its band, at no more than POINTS positions; cached until there are new rows."""
+    version = [(name, self._nodes[name].version) for name in self.names(node)]
     if x == 'minutes':
-      version += (self.version,)  # minutes count from the first metrics of any node
-    known = self._thinned.get((node, metric, x))
-    if known is None or known[0] != version:
-      parts = [self._thin(name, node, metric, x) for name in names]
-      thin = _join([part for part in parts if part is not None])
-      known = self._thinned[node, metric, x] = version, thin
-    return known[1]
+      version += self.version  # minutes count from the first metrics of any node
+    mean_of_band = metric.endswith(MEDIAN)
+    make = lambda: joined([thin(each, mean_of_band) for each in self._curves(node, metric, x)])
+    return self._cached((node, metric, x), version, make)
 
-  def _thin(self, name: str, node: str, metric: str, x: str) -> tuple[Thinned, np.ndarray] | None:
-    """Thins a metric of one file; returns also the weight of each position."""
-    places, values, weights, valid = self._valid(name, node, metric, x)
-    if not len(places):
-      return None
-    thinned, total = thin(places, values, weights)
-    if metric.endswith(MEDIAN):
-      low, high = (valid(self._quantile(name, metric, end)) for end in (LOW, HIGH))
-      thinned = thinned._replace(
-        low=thin(places, low, weights)[0].mean, high=thin(places, high, weights)[0].mean
-      )
-    return thinned, total
+  def _cached(self, key: Any, version: Any, make: Callable[[], Any]) -> Any:
+    """Result of `make`, which is called again only for another version."""
+    if key not in self._cache or self._cache[key][0] != version:
+      self._cache[key] = version, make()
+    return self._cache[key][1]
 
-  def _valid(
-    self, name: str, node: str, metric: str, x: str
-  ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, Callable[[np.ndarray], np.ndarray]]:
-    """Valid positions, values and weights (or None) of a metric, and a function: column -> valid rows."""
-    places, rows, valid = self._axis(name, node, x)
-    finite = np.isfinite(self._nodes[name].column(metric)[rows])
-    if not finite.all():  # a row without the metric repeats no step of it
-      known = np.flatnonzero(finite)
-      valid = known[holds(places[known])]
-    pick = lambda column: column[rows][valid]
-    weights = None
-    if node == 'actor' and metric.startswith(('episode_', 'environment/')):
-      weights = np.nan_to_num(pick(self._nodes[name].column('episodes')), nan=1.0)
-    return places[valid], pick(self._nodes[name].column(metric)), weights, pick
+  def _curves(self, node: str, metric: str, x: str) -> list[Curve]:
+    """The valid rows of a metric in each file of a kind of node; files without any are left out."""
+    found = []
+    for name in self.names(node):
+      file = self._nodes[name]
+      values, places = file.column(metric), self._places(file, node, x)
+      rows = np.flatnonzero(np.isfinite(values) & np.isfinite(places))
+      rows = rows[holds(places[rows])]
+      weights = np.ones(len(rows))
+      if node == 'actor' and metric.startswith(('episode_', 'environment/')):
+        weights = np.nan_to_num(file.column('episodes')[rows], nan=1.0)
+      low = high = values
+      if metric.endswith(MEDIAN):  # a row may lack other quantiles
+        ends = [file.column(metric.removesuffix(MEDIAN) + end) for end in (LOW, HIGH)]
+        low, high = (np.where(np.isfinite(end), end, values) for end in ends)
+      if len(rows):
+        found.append(Curve(places[rows], values[rows], low[rows], high[rows], weights))
+    return found
 
-  def _quantile(self, name: str, median: str, end: str) -> np.ndarray:
-    """[N] another quantile of the same distribution; the median where a row has none."""
-    file = self._nodes[name]
-    values = file.column(median.removesuffix(MEDIAN) + end)
-    return np.where(np.isfinite(values), values, file.column(median))
+  def _places(self, file: File, node: str, x: str) -> np.ndarray:
+    """[N] f64, positions of the rows of a file on the x-axis; NaN for those without one."""
+    if x == 'minutes':
+      return minutes(self._written(), self.launches, file.column('time'))
+    return file.column('parameter_version' if (node, x) == ('actor', 'learner_step') else x)
 
   def _written(self) -> np.ndarray:
     """[N] f64, the times of all rows, sorted."""
-    if self._times is None or self._times[0] != self.version:
-      times = np.concatenate([each.column('time') for each in self._nodes.values()])
-      self._times = self.version, np.sort(times, kind='stable')  # fast on almost sorted input
-    return self._times[1]
-
-  def _axis(self, name: str, node: str, x: str) -> tuple[np.ndarray, Any, Any]:
-    """Positions of the rows of a file that have one, their indices, and which of them are valid.
-
-    Indices are a slice where they are of all rows, which avoids a copy.
-    """
-    file = self._nodes[name]
-    version = self.version if x == 'minutes' else file.version
-    known = self._places.get((name, x))
-    if known is None or known[0] != version:
-      key = 'parameter_version' if (node, x) == ('actor', 'learner_step') else x
-      if x == 'minutes':
-        places = minutes(self._written(), self.launches, file.column('time'))
-      else:
-        places = file.column(key)
-      rows: Any = np.flatnonzero(np.isfinite(places))
-      if len(rows) == len(places):
-        rows = slice(None)
-      valid: Any = np.flatnonzero(holds(places[rows]))
-      if len(valid) == len(places[rows]):
-        valid = slice(None)
-      known = self._places[name, x] = version, (places[rows], rows, valid)
-    return known[1]
+    times = lambda: np.concatenate([each.column('time') for each in self._nodes.values()])
+    in_order = lambda: np.sort(times(), kind='stable')  # fast on almost sorted input
+    return self._cached('written', self.version, in_order)
 
 
 def read(folder: pathlib.Path) -> History:
@@ -406,44 +369,36 @@ def read(folder: pathlib.Path) -> History:
   except OSError as error:
     raise ValueError(f'{error.filename}: cannot be read ({error.strerror})') from None
   if not any(run.names(node) for node in NODES):
-    if run.broken:
-      raise ValueError(f'{folder}: all {run.broken} lines of its metrics are damaged')
-    raise ValueError(f'{folder}: has no metrics yet; wait until its nodes have written some')
+    reason = run.damage or 'wait until its nodes have written some'
+    raise ValueError(f'{folder}: has no metrics yet; {reason}')
   return run
 
 
-def thin(
-  places: np.ndarray, values: np.ndarray, weights: np.ndarray | None = None
-) -> tuple[Thinned, np.ndarray]:
+def thin(curve: Curve, mean_of_band: bool = False) -> Curve:
   """Thins a curve of more than POINTS values: summarises those in each of POINTS equal parts of the x-axis.
 
   Args:
-    places: [N] f64, increasing positions on the x-axis, at least one.
-    values: [N] f64, finite values.
-    weights: [N] f64, weights of the values in a mean; None for equal weights.
+    curve: the curve, of at least one position.
+    mean_of_band: whether the ends of the band are averaged; else it covers all values.
 
   Returns:
-    The thinned curve of M <= POINTS positions, and [M] f64 the total weight at each of them.
+    The curve of at most POINTS positions, whose weights are sums.
   """
-  starts = np.arange(len(places))
-  if len(places) > POINTS:
-    edges = np.linspace(places[0], places[-1], POINTS + 1)[1:-1]
-    starts = np.unique(np.append(0, np.searchsorted(places, edges, side='right')))
-    starts = starts[starts < len(places)]
-  ends = np.append(starts[1:], len(places)) - 1
-  counts = ends - starts + 1
-  mean = np.add.reduceat(values, starts) / counts
-  total = counts.astype(np.float64)
-  if weights is not None:
-    total = np.add.reduceat(weights, starts)
-    weighted = np.add.reduceat(values * weights, starts) / np.where(total > 0, total, 1)
-    mean = np.where(total > 0, weighted, mean)
-  return Thinned(
-    places[ends],
-    mean,
-    np.minimum.reduceat(values, starts),
-    np.maximum.reduceat(values, starts),
-  ), total
+  if len(curve.x) <= POINTS:
+    return curve
+  edges = np.linspace(curve.x[0], curve.x[-1], POINTS + 1)[1:-1]
+  starts = np.unique(np.append(0, np.searchsorted(curve.x, edges, side='right')))
+  starts = starts[starts < len(curve.x)]
+  ends = np.append(starts[1:], len(curve.x)) - 1
+  total = np.add.reduceat(curve.weight, starts)
+
+  def mean(values: np.ndarray) -> np.ndarray:
+    weighted = np.add.reduceat(values * curve.weight, starts) / np.where(total > 0, total, 1)
+    return np.where(total > 0, weighted, np.add.reduceat(values, starts) / (ends - starts + 1))
+
+  low = mean(curve.low) if mean_of_band else np.minimum.reduceat(curve.low, starts)
+  high = mean(curve.high) if mean_of_band else np.maximum.reduceat(curve.high, starts)
+  return Curve(curve.x[ends], mean(curve.mean), low, high, total)
 
 
 def minutes(written: np.ndarray, launches: Sequence[float], times: np.ndarray) -> np.ndarray:
@@ -475,31 +430,18 @@ def holds(places: np.ndarray) -> np.ndarray:
   return places < np.append(np.minimum.accumulate(places[::-1])[::-1][1:], np.inf)
 
 
-def joined(parts: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> Series:
-  """Averages the curves of several files into one, at every position of any of them.
+def joined(parts: Sequence[Curve]) -> Curve | None:
+  """Averages the curves of several files into one, at every position of any of them; None without any.
 
-  Args:
-    parts: increasing positions, values and weights of each file, [N] f64 each.
-
-  Returns:
-    The weighted mean of the last value of each file; a file counts from its first position on.
+  The mean is of the last value of each file, by its weight; a file counts from its first position on.
   """
-  if len(parts) == 1:
-    return Series(*parts[0][:2])
-  axis = np.unique(np.concatenate([x for x, _, _ in parts]))
-  values = np.stack([Series(x, value).at(axis) for x, value, _ in parts])
-  weights = np.stack([Series(x, weight).at(axis) for x, _, weight in parts])
-  return Series(axis, np.nansum(values * weights, axis=0) / np.nansum(weights, axis=0))
-
-
-def _join(parts: Sequence[tuple[Thinned, np.ndarray]]) -> Thinned | None:
-  """Joins the thinned curves, with their weights, of nodes of one kind; None without any."""
   if len(parts) < 2:
-    return parts[0][0] if parts else None
-  mean = joined([(each.x, each.mean, weight) for each, weight in parts])
-  known = lambda values: np.stack(
-    [Series(each.x, value).at(mean.x) for (each, _), value in zip(parts, values, strict=True)]
+    return parts[0] if parts else None
+  x = np.unique(np.concatenate([each.x for each in parts]))
+  mean, low, high, weight = (
+    np.stack([Series(each.x, values).at(x) for each, values in zip(parts, column, strict=True)])
+    for column in zip(*(each[1:] for each in parts), strict=True)
   )
-  low = np.nanmin(known([each.low for each, _ in parts]), axis=0)
-  high = np.nanmax(known([each.high for each, _ in parts]), axis=0)
-  return Thinned(mean.x, mean.value, low, high)
+  total = np.nansum(weight, axis=0)
+  mean = np.nansum(mean * weight, axis=0) / total
+  return Curve(x, mean, np.nanmin(low, axis=0), np.nanmax(high, axis=0), total)

@@ -9,7 +9,7 @@ import pathlib
 import re
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -304,22 +304,31 @@ def last(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 def newest(path: str | os.PathLike[str], count: int) -> list[dict[str, Any]]:
   """Reads the newest rows of a file of metrics, at most `count`, oldest first; [] without a file."""
-  rows: list[dict[str, Any]] = []
-  for lines in _tails(path):
-    rows = _rows(lines, path)
-    if len(rows) >= count:
-      break
-  return rows[-count:]
+  return _from_the_end(path, lambda rows: len(rows) >= count)[-count:]
 
 
 def since(path: str | os.PathLike[str], start: float) -> list[dict[str, Any]]:
   """Reads the rows written after `start`, in unix seconds, oldest first; [] without a file."""
-  rows: list[dict[str, Any]] = []
-  for lines in _tails(path):
-    rows = _rows(lines, path)
-    if rows and rows[0]['time'] <= start:
-      break
+  rows = _from_the_end(path, lambda rows: bool(rows) and rows[0]['time'] <= start)
   return [row for row in rows if row['time'] > start]
+
+
+def _from_the_end(
+  path: str | os.PathLike[str], are_enough: Callable[[list[dict[str, Any]]], bool]
+) -> list[dict[str, Any]]:
+  """Reads the rows in a file's last 64 KiB, then in twice as much, and so on, until they are enough."""
+  path = pathlib.Path(path)
+  start = size = path.stat().st_size if path.exists() else 0
+  rows: list[dict[str, Any]] = []
+  tail_bytes = TAIL_BYTES
+  while start and not are_enough(rows):
+    start = max(size - tail_bytes, 0)
+    with open_regular(path) as file:
+      file.seek(start)
+      lines = _whole_lines(file.read(size - start))
+    rows = _rows(lines[1:] if start else lines, path)  # the first may be incomplete
+    tail_bytes *= 2
+  return rows
 
 
 def row(line: bytes, path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -377,21 +386,6 @@ def _is_small(value: Any) -> bool:
   if isinstance(value, list):
     return all(map(_is_small, value))
   return not _is_number(value) or -LARGEST <= value <= LARGEST
-
-
-def _tails(path: str | os.PathLike[str]) -> Iterator[list[bytes]]:
-  """Yields the complete lines in a file's last 64 KiB, then in twice as much, and so on, finally all."""
-  path = pathlib.Path(path)
-  size = path.stat().st_size if path.exists() else 0
-  tail_bytes = TAIL_BYTES
-  start = size
-  while start:
-    start = max(size - tail_bytes, 0)
-    with open_regular(path) as file:
-      file.seek(start)
-      lines = _whole_lines(file.read(size - start))
-    yield lines[1:] if start else lines  # the first may be incomplete
-    tail_bytes *= 2
 
 
 def plain(value: Any) -> Any:

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import json
-import os
 import pathlib
 import sys
 import warnings
@@ -61,55 +60,48 @@ def _add_inspect(commands: Any) -> None:
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-  os.environ.setdefault(
-    'JAX_PLATFORMS', 'cpu'
-  )  # JAX reads it at import; a run may use the accelerators
-  watching, sampling = arguments.watch is not None, arguments.sample is not None
-  if watching and not arguments.watch > 0:
-    raise ValueError(f'--watch {arguments.watch:g}: must be positive seconds')
-  if sampling and arguments.sample < 1:
+  flags.leave_accelerators()
+  target, watching, serving = arguments.target, arguments.watch, arguments.prometheus
+  reads_checkpoint = arguments.sample is not None or arguments.check
+  if watching is not None and not watching > 0:
+    raise ValueError(f'--watch {watching:g}: must be positive seconds')
+  if arguments.sample is not None and arguments.sample < 1:
     raise ValueError(f'--sample {arguments.sample}: must be at least 1')
-  if watching and (sampling or arguments.check):
+  if watching is not None and reads_checkpoint:
     raise ValueError(
       '--watch: reports on a live run; leave out --check and --sample, or call twice'
     )
-  serving = arguments.prometheus is not None
-  if serving and (watching or sampling or arguments.check or arguments.json):
+  if serving is not None and (watching is not None or reads_checkpoint or arguments.json):
     raise ValueError(
       '--prometheus: cannot be combined with other options; leave them out, or call twice'
     )
-  if arguments.gif is not None and not sampling:
+  if arguments.gif is not None and arguments.sample is None:
     raise ValueError(f'--gif {arguments.gif}: shows samples; add --sample N')
   from hephaestus.launch.inspect import targets
 
-  is_on_device = targets.is_kept_on_a_device(arguments.target)
-  if not is_on_device:
-    targets.find(arguments.target)  # refuses before imports that take seconds
-  from hephaestus.launch.inspect import device_replay, live, prometheus, terminal
-
-  if is_on_device:
-    if watching or serving or sampling or arguments.check:
+  if targets.is_kept_on_a_device(target):
+    if watching is not None or serving is not None or reads_checkpoint:
       raise ValueError(
-        f'{arguments.target}: a fused run keeps its replay in its checkpoints; leave out all options '
-        'but --json'
+        f'{target}: a fused run keeps its replay in its checkpoints; leave out all options but --json'
       )
-    return _print(device_replay.read(arguments.target), as_json=arguments.json)
-  if watching:
-    terminal.watch(arguments.target, arguments.watch, as_json=arguments.json)
-    return 0
-  if serving:
-    with prometheus.make_exporter(arguments.target, arguments.prometheus) as exporter:
+    from hephaestus.launch.inspect import device_replay
+
+    return _print(device_replay.read(target), as_json=arguments.json)
+  targets.find(target)  # refuses before imports that take seconds
+  from hephaestus.launch.inspect import live, prometheus, terminal
+
+  if watching is not None:
+    terminal.watch(target, watching, as_json=arguments.json)
+  elif serving is not None:
+    with prometheus.make_exporter(target, serving) as exporter:
       print(f'http://127.0.0.1:{exporter.server_port}/metrics, Ctrl-C to stop', flush=True)
       with contextlib.suppress(KeyboardInterrupt):
         exporter.serve_forever()
-    return 0
-  if sampling or arguments.check:
-    try:
-      return _inspect_stored(arguments)
-    except KeyboardInterrupt:
-      print('stopped', file=sys.stderr)
-      return 130
-  return _print(live.inspect(arguments.target), as_json=arguments.json)
+  elif reads_checkpoint:
+    return _inspect_stored(arguments)
+  else:
+    return _print(live.inspect(target), as_json=arguments.json)
+  return 0
 
 
 def _print(report: Any, *, as_json: bool) -> int:
@@ -151,9 +143,7 @@ def _inspect_stored(arguments: argparse.Namespace) -> int:
 
 
 def _environments(arguments: argparse.Namespace) -> int:
-  os.environ.setdefault(
-    'JAX_PLATFORMS', 'cpu'
-  )  # JAX reads it at import; a run may use the accelerators
+  flags.leave_accelerators()
   warnings.simplefilter('ignore')  # of the packages of environments
   from hephaestus.actors.environments import catalogue
   from hephaestus.launch.inspect import environments

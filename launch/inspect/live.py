@@ -5,7 +5,7 @@ import itertools
 import pathlib
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent import futures
 from typing import Any
 
@@ -62,7 +62,7 @@ class Inspection:
     self._read_seconds = read_seconds
     self._actors: dict[pathlib.Path, history.File] = {}
     self._name = target
-    self._target = targets.find(target)
+    self._folder, self._config, self._given = targets.find(target)
     self._timeout_seconds = timeout_seconds
     self._addresses: list[str] = []
     self._inspector: inspector.Inspector | None = None
@@ -83,49 +83,39 @@ class Inspection:
       ValueError: the folder is no longer one of a run.
       ConnectionError: no server answers, unless the run is not running and has metrics to report.
     """
-    polled = self._poll()
-    folder, config, _ = self._target
+    folder, config = self._folder, self._config
+    fields = self._poll()
     if folder is not None and config is not None:
-      polled |= _of_nodes(folder, config, polled['shards'])
+      fields |= _of_nodes(folder, config, fields['shards'])
       self._read_actors(folder)
-    report = report_lib.Report(time=time.time(), address=self.address, **polled)
-    return dataclasses.replace(
-      report,
-      strata=self._strata(report),
-      bottleneck=_bottleneck(report) if report.running else None,
-    )
+    report = report_lib.Report(time=time.time(), address=self.address, **fields)
+    bottleneck = _bottleneck(report) if report.running else None
+    return dataclasses.replace(report, strata=self._strata(report), bottleneck=bottleneck)
 
   def _poll(self) -> dict[str, Any]:
     """Polls the server; if none answers, reports the last known state of a run that is not running."""
-    folder, config, address = self._target
-    addresses = [address] if address is not None else []
-    if folder is not None:
-      addresses = self._newest_addresses(folder)
+    addresses = self._newest_addresses()
     if self._inspector is None or addresses != self._addresses:
       self._addresses = addresses
       self._inspector = inspector.Inspector(
         addresses,
-        None if config is None else config.replay,
+        None if self._config is None else self._config.replay,
         timeout_seconds=self._timeout_seconds,
       )
     try:
-      report = self._thread.submit(self._inspector.poll).result()
+      return self._thread.submit(self._inspector.poll).result()
     except ConnectionError as error:
-      known = self._last_known()
-      if known is None:
-        raise ConnectionError(f'{error}{self._why(folder)}') from None
-      return known
-    return report
-
-  def _last_known(self) -> dict[str, Any] | None:
-    """A report on a run that is not running; None if it runs, or nothing is known of it."""
-    folder, config, _ = self._target
-    if folder is None or config is None or self._has_process(folder):
-      return None
-    report = _last_known_replay(folder, config)
-    if not report['tables'] and metrics.last(folder / 'metrics' / 'learner.jsonl') is None:
-      return None
-    return report
+      folder, config, reason = self._folder, self._config, ''
+      if folder is not None and config is not None:
+        if self._has_process(folder):
+          reason = '; its process is running: it is still starting, or too busy to answer'
+        else:
+          known = _last_known(folder, config)
+          if known['tables'] or metrics.last(folder / 'metrics' / 'learner.jsonl') is not None:
+            return known
+          command = folder_lib.resume_command(folder, config)
+          reason = f'; the run is not running, resume it with: {command}'
+      raise ConnectionError(f'{error}{reason}') from None
 
   def _strata(self, report: report_lib.Report) -> dict[str, report_lib.Stratum]:
     """Statistics of the strata, computed without sampling, which would move the rate limiter.
@@ -135,28 +125,26 @@ class Inspection:
     that the learner sampled between its last two rows of metrics. Returns are from the actors'
     metrics.
     """
-    folder, config, _ = self._target
+    folder, config = self._folder, self._config
     sizes = {name: row['size'] for name, row in report.tables.items() if name != tables.PARAMS}
-    row = None if folder is None else metrics.last(folder / 'metrics' / 'learner.jsonl')
-    learner = row or {}
+    learner = (metrics.last(folder / 'metrics' / 'learner.jsonl') if folder else None) or {}
     num_steps = None if config is None else config.steps_per_sequence
     strata = {}
     for name, size in sizes.items():
       ages: Any = {each: learner.get(f'replay/{name}/age/{each}') for each in inspector.QUANTILES}
-      made = strata[name] = report_lib.newest(
+      strata[name] = report_lib.newest(
         size,
         sizes,
         num_steps=num_steps,
         ages=ages if size and None not in ages.values() else None,
         learner_step=learner.get('learner_step') or 0,
       )
-      if size and folder is not None and num_steps and report.environment_step is not None:
-        start = report.environment_step - size * num_steps
-        episodes, returns = self._returns(folder, start)
-        strata[name] = dataclasses.replace(made, episodes=episodes, episode_return=returns)
+      if size and num_steps and report.environment_step is not None:
+        episodes, returns = self._returns(report.environment_step - size * num_steps)
+        strata[name] = dataclasses.replace(strata[name], episodes=episodes, episode_return=returns)
     return strata
 
-  def _returns(self, folder: pathlib.Path, start: float) -> tuple[int, dict[str, float] | None]:
+  def _returns(self, start: float) -> tuple[int, dict[str, float] | None]:
     """Number of the episodes that ended after environment step `start`, and quantiles of their returns."""
     found, counts = [], []
     for file in self._actors.values():
@@ -180,7 +168,10 @@ class Inspection:
         if time.monotonic() >= deadline:
           return
 
-  def _newest_addresses(self, folder: pathlib.Path) -> list[str]:
+  def _newest_addresses(self) -> list[str]:
+    folder = self._folder
+    if folder is None:
+      return [self._given or '']
     if not (folder / folder_lib.CONFIG).exists():
       raise ValueError(f'{self._name}: the folder is gone, or no longer one of a run')
     try:
@@ -193,16 +184,6 @@ class Inspection:
           f'{folder / folder_lib.ADDRESS}: {address!r} is not HOST:PORT; delete the file'
         )
     return addresses
-
-  def _why(self, folder: pathlib.Path | None) -> str:
-    """The probable reason why the server of a run does not answer."""
-    if folder is None:
-      return ''
-    if self._has_process(folder):
-      return '; its process is running: it is still starting, or too busy to answer'
-    assert self._target.config is not None
-    command = folder_lib.resume_command(folder, self._target.config)
-    return f'; the run is not running, resume it with: {command}'
 
   def _has_process(self, folder: pathlib.Path) -> bool:
     """Whether a process of the run's replay exists on this machine."""
@@ -234,14 +215,8 @@ def inspect(target: str, timeout_seconds: float = 4.0, seconds: float = 1.0) -> 
   return inspection.report()
 
 
-def _last_known_replay(
-  folder: pathlib.Path, config: launch_config.ExperimentConfig
-) -> dict[str, Any]:
+def _last_known(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> dict[str, Any]:
   """Reads the last known counters of a stopped run's replay, from the newest checkpoint of each shard.
-
-  Args:
-    folder: folder of the run.
-    config: config of the run.
 
   Returns:
     Fields of `report.Report`. 'tables' is empty and 'saved' is None without a checkpoint on this
@@ -251,39 +226,23 @@ def _last_known_replay(
 
   folders = parts_lib.replay_folders(folder, config.replay.num_shards)
   found = [] if config.record.on_policy else [contents.counts(each) for each in folders]
-  saved = [each for each in found if each is not None]
-  shards = [{} if each is None else _tables_of(each.tables) for each in found]
+  known = [each for each in found if each is not None]
+  shards = [
+    {name: report_lib.stopped_table(**counts) for name, counts in each[1].items()} if each else {}
+    for each in found
+  ]
   total = inspector.summed([each for each in shards if each])
+  limiting = total.get(config.replay.limiting_stratum.name)
+  inserted = 0 if limiting is None else limiting['inserted']
+  sampled = sum(row['sampled'] for name, row in total.items() if name != tables.PARAMS)
+  achieved = sampled / max(1, inserted - config.replay.warm_up)
+  ratio = {'configured': config.replay.replay_ratio, 'achieved': achieved, 'recent': None}
   return {
     'tables': total,
-    'replay_ratio': _ratio(config.replay, total),
+    'replay_ratio': ratio,
     'shards': [{'address': '-', 'alive': False, 'tables': each} for each in shards],
     'running': False,
-    'saved': min((each.saved for each in saved), default=None),
-  }
-
-
-def _tables_of(counts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-  """Entries of `Report.tables`, without rates."""
-  return {
-    name: report_lib.stopped_table(
-      **each._asdict(),
-      unique_share=each.unique_sampled / each.inserted if each.inserted else None,
-    )
-    for name, each in counts.items()
-  }
-
-
-def _ratio(
-  config: tables.ReplayConfig, total: Mapping[str, Mapping[str, Any]]
-) -> dict[str, float | None]:
-  sampled = sum(row['sampled'] for name, row in total.items() if name != tables.PARAMS)
-  limiting = total.get(config.limiting_stratum.name)
-  inserted = 0 if limiting is None else limiting['inserted']
-  return {
-    'configured': config.replay_ratio,
-    'achieved': sampled / max(1, inserted - config.warm_up),
-    'recent': None,
+    'saved': min((saved for saved, _ in known), default=None),
   }
 
 
@@ -292,22 +251,19 @@ def _of_nodes(
 ) -> dict[str, Any]:
   """Entries of a report that are from the metrics of the learner and the actors."""
   learner_file = folder / 'metrics' / 'learner.jsonl'
-  learner = metrics.last(learner_file)
+  learner = metrics.last(learner_file) or {}
   files = sorted((folder / 'metrics').glob('actor-*.jsonl'))
   actors = [row for path in files if (row := metrics.last(path)) is not None]
-  stratum = config.replay.limiting_stratum.name
-  # A shard that is down counts with its last answer.
-  known = [shard['tables'][stratum] for shard in shards if stratum in shard['tables']]
-  step = sum(row['inserted'] for row in known) * config.steps_per_sequence if known else None
-  reached = (learner or {}).get('environment_step') or 0
-  lost = (learner or {}).get('lost_steps') or 0
-  if config.record.on_policy:  # the queue restarts its count with each launch
-    step = reached
-  else:
-    step = reached if step is None else max(step + lost, reached)
+  lost, step = learner.get('lost_steps') or 0, learner.get('environment_step') or 0
+  if not config.record.on_policy:  # the queue restarts its count with each launch
+    # A shard that is down counts with its last answer.
+    stratum = config.replay.limiting_stratum.name
+    known = [shard['tables'][stratum] for shard in shards if stratum in shard['tables']]
+    inserted = sum(row['inserted'] for row in known) * config.steps_per_sequence
+    step = max(step, inserted + lost if known else 0)
   versions = [v for row in actors if (v := row.get('parameter_version')) is not None]
   staleness = {}
-  if versions and (updates := (learner or {}).get('learner_step')) is not None:
+  if versions and (updates := learner.get('learner_step')) is not None:
     staleness = {
       'newest_updates': max(0, updates - max(versions)),
       'oldest_updates': max(0, updates - min(versions)),

@@ -131,13 +131,17 @@ def stopped_table(size: int, max_size: int, **known: Any) -> dict[str, Any]:
     max_size: the largest number.
     known: further entries.
   """
-  unknown = ('inserted', 'sampled', 'unique_share', 'bytes', 'inserts_per_second')
-  return (
-    dict.fromkeys((*unknown, 'samples_per_second'))
-    | {'size': size, 'max_size': max_size, 'fill': size / max_size}
-    | {'worker_time': dict.fromkeys(inspector.WORKER_STATES, 0.0)}
-    | known
-  )
+  unknown = ('inserted', 'sampled', 'bytes', 'inserts_per_second', 'samples_per_second')
+  inserted, unique = known.get('inserted'), known.get('unique_sampled')
+  return {
+    **dict.fromkeys(unknown),
+    'size': size,
+    'max_size': max_size,
+    'fill': size / max_size,
+    'unique_share': unique / inserted if inserted and unique is not None else None,
+    'worker_time': dict.fromkeys(inspector.WORKER_STATES, 0.0),
+    **known,
+  }
 
 
 def newest(

@@ -6,7 +6,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import rich.console
@@ -42,15 +42,49 @@ _ACTIVITIES = {
 }
 
 
+def _count(value: int | None) -> str:
+  return '-' if value is None else f'{value:,}'
+
+
+def _rate(value: float | None) -> str:
+  return '-' if value is None else f'{value:,.1f}'
+
+
+def _size(count: float | None) -> str:
+  """Formats a number of bytes in a decimal unit; '-' for None."""
+  if count is None:
+    return '-'
+  for unit in ('B', 'kB', 'MB'):
+    if count < 1000:
+      return f'{count:.0f} B' if unit == 'B' else f'{count:.1f} {unit}'
+    count /= 1000
+  return f'{count:.1f} GB'
+
+
+# Key in `Report.tables` of each column, and how its value is shown.
+COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
+  'table': ('', str),
+  'size': ('size', _count),
+  'capacity': ('max_size', _count),
+  'full': ('fill', live.share),
+  'inserted': ('inserted', _count),
+  'inserts/s': ('inserts_per_second', _rate),
+  'sampled': ('sampled', _count),
+  'samples/s': ('samples_per_second', _rate),
+  'unique': ('unique_share', live.share),
+  'memory': ('bytes', _size),
+}
+
+
 def show(report: report_lib.Report, console: rich.console.Console | None = None) -> None:
   """Prints a report of `live.Inspection` as tables, by default to stdout."""
   console = console or console_lib.make()
   if report.tables:
     console.print(_table(report, console.width))
   console.print(_grid(numbers(report)))
-  if distributions(report):
+  if distributions(report.strata):
     console.print()
-    console.print(_distribution_table(report))
+    console.print(distribution_table(report.strata))
 
 
 def watch(
@@ -113,18 +147,7 @@ def _reports(target: str, period: float) -> Iterator[Reported]:
 def cells(tables_of: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
   """Formats the tables of a report, or of one of its shards: {HEADING: TEXT} for each table."""
   return [
-    {
-      'table': name,
-      'size': f'{row["size"]:,}',
-      'capacity': f'{row["max_size"]:,}',
-      'full': live.share(row['fill']),
-      'inserted': _count(row['inserted']),
-      'inserts/s': _rate(row['inserts_per_second']),
-      'sampled': _count(row['sampled']),
-      'samples/s': _rate(row['samples_per_second']),
-      'unique': live.share(row['unique_share']),
-      'memory': _size(row['bytes']),
-    }
+    {'table': name} | {heading: show(row[key]) for heading, (key, show) in COLUMNS.items() if key}
     for name, row in sorted(tables_of.items())
   ]
 
@@ -134,83 +157,43 @@ def _table(report: report_lib.Report, width: int) -> rich.text.Text:
 
   Only a terminal of at least 100 columns has room for the counts of inserts and samples.
   """
-  totals = width >= 100
-  headings = ['table', 'size', 'capacity', 'full']
-  headings += ['inserted'] * totals + ['inserts/s'] + ['sampled'] * totals + ['samples/s']
-  headings += ['unique', 'memory']
-  blocks = [[[row[heading] for heading in headings] for row in cells(report.tables)]]
+  headings = [*COLUMNS]
+  if width < 100:
+    headings = [heading for heading in headings if heading not in ('inserted', 'sampled')]
+  blocks = [cells(report.tables)]
   for number, shard in enumerate(report.shards if len(report.shards) > 1 else ()):
     if report.running and not shard['alive']:
-      blocks.append([[f'shard {number}: no answer', *[''] * (len(headings) - 1)]])
-      continue
-    named = [row | {'table': f'{number}: {row["table"]}'} for row in cells(shard['tables'])]
-    blocks.append([[row[heading] for heading in headings] for row in named])
-  return _aligned(headings, blocks, left=1)
+      blocks.append([dict.fromkeys(headings, '') | {'table': f'shard {number}: no answer'}])
+    else:
+      blocks.append(
+        [row | {'table': f'{number}: {row["table"]}'} for row in cells(shard['tables'])]
+      )
+  rows = [[[row[heading] for heading in headings] for row in block] for block in blocks]
+  return console_lib.table(headings, rows, left=1)
 
 
-def _aligned(
-  headings: Sequence[str], blocks: Sequence[Sequence[Sequence[str]]], left: int
-) -> rich.text.Text:
-  """Text of headings, and of blocks of rows below them, with a ruled line above each block.
+def distributions(strata: Mapping[str, report_lib.Stratum]) -> list[dict[str, str]]:
+  """Formats the known distributions of strata: {HEADING: TEXT} for each."""
+  rows = []
+  for name, stratum in sorted(strata.items()):
+    for key, label in report_lib.DISTRIBUTIONS.items():
+      values = getattr(stratum, key)
+      number = ',.5g' if key == 'episode_return' else ',.0f'
+      if values is not None:
+        cells = {heading: format(values[each], number) for each, heading in HEADINGS.items()}
+        rows.append({'stratum': name, 'distribution of': label, **cells})
+  return rows
 
-  `rich.table` takes ten times as long, on the cores that the run needs.
 
-  Args:
-    headings: headings of the columns.
-    blocks: rows of cells of each block.
-    left: number of columns, from the first, that are aligned left; the others are aligned right.
-  """
-  rows = [headings, *itertools.chain(*blocks)]
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  drawn = [
-    '  '.join(
-      cell.ljust(width) if at < left else cell.rjust(width)
-      for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-    )
-    for row in rows
+def distribution_table(strata: Mapping[str, report_lib.Stratum]) -> rich.text.Text:
+  """The distributions of strata, for a terminal; empty if none is known."""
+  rows = distributions(strata)
+  names = [row['stratum'] for row in rows]
+  lines = [
+    [name if name != before else '', *list(row.values())[1:]]
+    for before, name, row in zip(['', *names], names, rows, strict=False)
   ]
-  heading, *lines = drawn
-  text = rich.text.Text.assemble((heading, 'bold'), no_wrap=True)
-  for block in blocks:
-    shown, lines = lines[: len(block)], lines[len(block) :]
-    text.append('\n'.join(['', '─' * len(heading), *shown]))
-  return text
-
-
-def distributions(report: report_lib.Report) -> list[dict[str, str]]:
-  """Formats the known distributions of a report's strata: {HEADING: TEXT} for each."""
-  return [
-    {'stratum': name, 'distribution of': label, **distribution_cells(key, values)}
-    for name, stratum in sorted(report.strata.items())
-    for key, label in report_lib.DISTRIBUTIONS.items()
-    if (values := getattr(stratum, key)) is not None
-  ]
-
-
-def distribution_cells(key: str, values: dict[str, float] | None) -> dict[str, str]:
-  """Formats a distribution: {HEADING: TEXT} by HEADINGS.
-
-  Args:
-    key: its key in report.DISTRIBUTIONS.
-    values: its values by the keys of `inspector.QUANTILES`; None if unknown, which gives '-'.
-  """
-  number = lambda value: f'{value:,.5g}' if key == 'episode_return' else f'{value:,.0f}'
-  return {
-    heading: '-' if values is None else number(values[name]) for name, heading in HEADINGS.items()
-  }
-
-
-def _distribution_table(report: report_lib.Report) -> rich.text.Text:
-  """The distributions of the strata, for a terminal."""
-  rows = distributions(report)
-  if not rows:
-    return rich.text.Text()
-  lines, before = [], ''
-  for row in rows:
-    stratum, *rest = row.values()
-    lines.append(['' if stratum == before else stratum, *rest])
-    before = stratum
-  return _aligned(list(rows[0]), [lines], left=2)
+  return console_lib.table(list(rows[0]), [lines], left=2) if rows else rich.text.Text()
 
 
 def worker_times(report: report_lib.Report) -> dict[str, dict[str, float]]:
@@ -228,15 +211,23 @@ def numbers(report: report_lib.Report) -> dict[str, str]:
   named = {} if report.state is None else {'state': report.state}
   named |= {
     'replay ratio': f'{ratio["achieved"]:.2f} achieved, {_rate(ratio["recent"])} recent, '
-    + ('?' if ratio['configured'] is None else f'{ratio["configured"]:.2f}')
-    + ' configured'
+    + f'{"?" if ratio["configured"] is None else format(ratio["configured"], ".2f")} configured'
   }
   if len(report.shards) > 1 and report.running:
     lost = [shard['address'] for shard in report.shards if not shard['alive']]
     alive = f'{len(report.shards) - len(lost)} of {len(report.shards)} answer'
     named['shards'] = f'{alive}; no answer: {", ".join(lost)}' if lost else alive
   if limiter is not None:
-    named['limiter'] = _limiter(limiter)
+    missing = f'{limiter["missing"]:,} more sequences are'
+    named['limiter'] = (
+      f'{limiter["table"]}: '
+      + {
+        'open': 'blocks neither inserts nor sampling',
+        'warming up': f'blocks sampling until {missing} inserted',
+        'inserts wait': f'blocks inserts until {missing} sampled',
+        'samples wait': f'blocks sampling until {missing} inserted',
+      }[limiter['state']]
+    )
   if report.bottleneck is not None:
     named['bottleneck'] = report.bottleneck
   if report.environment_step is not None:
@@ -264,33 +255,16 @@ def numbers(report: report_lib.Report) -> dict[str, str]:
     named['episodes'] = f'{counts} ended'
   if report.warnings:
     named['warning'] = '; '.join(report.warnings)
-  if not report.running:
-    return named
-  named['memory'] = f'sequences {_size(memory["sequences"])} uncompressed; ' + (
-    f'the server {_size(memory["server"])}'
-    if memory['server'] is not None
-    else 'the server is not on this machine'
-  )
-  for name, shares in worker_times(report).items():
-    named[f'time of {name}'] = _worked(shares)
+  if report.running:
+    server = _size(memory['server'])
+    where = f'the server {server}' if server != '-' else 'the server is not on this machine'
+    named['memory'] = f'sequences {_size(memory["sequences"])} uncompressed; {where}'
+    for name, shares in worker_times(report).items():
+      largest_first = sorted(shares.items(), key=lambda part: -part[1])
+      named[f'time of {name}'] = ', '.join(
+        f'{activity} {live.share(part)}' for activity, part in largest_first if part >= 0.005
+      )
   return named
-
-
-def _limiter(limiter: dict[str, Any]) -> str:
-  missing = f'{limiter["missing"]:,}'
-  words = {
-    'open': 'blocks neither inserts nor sampling',
-    'warming up': f'blocks sampling until {missing} more sequences are inserted',
-    'inserts wait': f'blocks inserts until {missing} more sequences are sampled',
-    'samples wait': f'blocks sampling until {missing} more sequences are inserted',
-  }
-  return f'{limiter["table"]}: {words[limiter["state"]]}'
-
-
-def _worked(shares: dict[str, float]) -> str:
-  """Formats the shares of a worker thread's time by activity, the largest first."""
-  parts = sorted(shares.items(), key=lambda part: -part[1])
-  return ', '.join(f'{activity} {live.share(share)}' for activity, share in parts if share >= 0.005)
 
 
 def _grid(named: dict[str, str]) -> rich.table.Table:
@@ -319,24 +293,19 @@ def frame(
   parts: list[Any] = [rich.markup.escape(heading)]
   if isinstance(newest, report_lib.Lost):
     parts.append(rich.markup.escape(f'{newest.error}; retrying'))
-  answered = next(
-    (report for report in reversed(reports) if isinstance(report, report_lib.Report)), None
-  )
+  answered = next((each for each in reversed(reports) if isinstance(each, report_lib.Report)), None)
   if answered is None:
     return rich.console.Group(*parts)
   parts.append(_table(answered, width))
-  named = _grid(numbers(answered))
-  if width < WIDE:
-    # A low terminal cuts off the end.
-    return rich.console.Group(
-      *parts, named, '', _curves(reports, width - LABEL - 12), '', _distribution_table(answered)
-    )
-  half = width // 2 - 2
+  named, half = _grid(numbers(answered)), width // 2 - 2
+  curves = _curves(reports, (width if width < WIDE else half) - LABEL - 12)
+  others = rich.console.Group(curves, '', distribution_table(answered.strata))
+  if width < WIDE:  # a low terminal cuts off the end
+    return rich.console.Group(*parts, named, '', others)
   columns = rich.table.Table.grid(padding=(0, 2), expand=True)
   columns.add_column(width=half)
   columns.add_column(width=half)
-  right = rich.console.Group(_curves(reports, half - LABEL - 12), '', _distribution_table(answered))
-  columns.add_row(named, right)
+  columns.add_row(named, others)
   return rich.console.Group(*parts, columns)
 
 
@@ -386,7 +355,7 @@ def for_page(report: report_lib.Report) -> dict[str, Any]:
     'report': metrics.plain(report.to_json()),
     'cells': cells(report.tables),
     'numbers': numbers(report),
-    'distributions': distributions(report),
+    'distributions': distributions(report.strata),
     'moving': metrics.plain(moving(report)),
     'times': [{'name': f'table {name}', 'shares': shares} for name, shares in times.items()],
   }
@@ -425,22 +394,3 @@ def _line(report: Reported) -> str:
       f'starved {live.share(rates.get("starved"))}',
     ]
   )
-
-
-def _count(value: int | None) -> str:
-  return '-' if value is None else f'{value:,}'
-
-
-def _rate(value: float | None) -> str:
-  return '-' if value is None else f'{value:,.1f}'
-
-
-def _size(count: float | None) -> str:
-  """Formats a number of bytes in a decimal unit; '-' for None."""
-  if count is None:
-    return '-'
-  for unit in ('B', 'kB', 'MB'):
-    if count < 1000:
-      return f'{count:.0f} B' if unit == 'B' else f'{count:.1f} {unit}'
-    count /= 1000
-  return f'{count:.1f} GB'

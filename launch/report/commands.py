@@ -1,7 +1,6 @@
 """`hephaestus evaluate`, `watch`, `dashboard` and `report`: show the results of runs."""
 
 import argparse
-import os
 import pathlib
 import sys
 from typing import Any
@@ -135,9 +134,7 @@ def _add_report(commands: Any) -> None:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-  os.environ.setdefault(
-    'JAX_PLATFORMS', 'cpu'
-  )  # JAX reads it at import; a run may use the accelerators
+  flags.leave_accelerators()
   if arguments.episodes < 1:
     raise ValueError(f'--episodes {arguments.episodes}: must be at least 1')
   if arguments.video is not None and arguments.video.suffix not in ('.gif', '.mp4'):
@@ -177,7 +174,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 
 def _watch(arguments: argparse.Namespace) -> int:
-  os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # as above
+  flags.leave_accelerators()
   if arguments.episodes < 1:
     raise ValueError(f'--episodes {arguments.episodes}: must be at least 1')
   flags.check_seed(arguments.seed)
@@ -209,7 +206,7 @@ def _watch(arguments: argparse.Namespace) -> int:
 
 
 def _dashboard(arguments: argparse.Namespace) -> int:
-  os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # as above
+  flags.leave_accelerators()
   from hephaestus.launch.report import dashboard
 
   dashboard.serve(arguments.runs, arguments.port)
@@ -217,7 +214,7 @@ def _dashboard(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-  os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # as above
+  flags.leave_accelerators()
   from hephaestus.launch.report import curves
 
   absl_logging.set_verbosity(absl_logging.WARNING)  # rliable logs each step
@@ -238,7 +235,9 @@ def _report(arguments: argparse.Namespace) -> int:
     pictures=arguments.out is not None,
     all_panels=all_panels,
   )
-  remarks = [*(f'left out: {reason}' for reason in made.left_out), *made.remarks]
+  remarks = [f'left out: {reason}' for reason in made.left_out]
+  runs = [run for group in made.groups for run in group.runs]
+  remarks += [f'{run.folder}: {run.damage}' for run in runs if run.damage]
   if arguments.out is not None:
     from hephaestus.launch.report import page  # which imports JAX
 

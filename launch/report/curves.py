@@ -1,6 +1,7 @@
 """Learning curves: runs grouped by config, with confidence intervals over seeds, and tables of them."""
 
 import collections
+import functools
 import json
 import math
 import pathlib
@@ -8,9 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from omegaconf import OmegaConf
 
-from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import history
 from hephaestus.launch.report import server
 
@@ -43,12 +42,12 @@ class Group(NamedTuple):
   Attributes:
     label: name of the group, unique in its environment.
     environment: name of the environment of all its runs.
-    members: indices of its runs.
+    runs: its runs.
   """
 
   label: str
   environment: str
-  members: list[int]
+  runs: list[history.History]
 
 
 class Curve(NamedTuple):
@@ -56,7 +55,7 @@ class Curve(NamedTuple):
 
   Attributes:
     label: name of the curve, unique in its environment.
-    runs: the runs, at least one.
+    runs: the runs of `series`, whose folders and configs the notes name.
     series: the metric of each run along the x-axis.
   """
 
@@ -111,46 +110,40 @@ class Estimate(NamedTuple):
 
 
 class Comparison(NamedTuple):
-  """The curves of one environment, the content of its picture and of its table.
+  """The curves of one environment, the content of its picture, and its table.
 
   Attributes:
-    name: name of the environment.
+    environment: name of the environment.
     metric: key of the metric on the y-axis.
     node: kind of process that reported it, one of history.NODES.
     x: the x-axis, one of history.X_AXES.
     curves: the curves; those with a user's label come first, then in the order of the runs.
-    notes: a line on each curve: its runs, and what to be careful about.
+    notes: a line on each curve: its runs, and what to be careful about; with Markdown's `code`, as the
+      other texts.
+    caption: what the table shows, a sentence or two each.
+    headings: headings of the columns of the table.
+    rows: cells of each curve in the table.
   """
 
-  name: str
+  environment: str
   metric: str
   node: str
   x: str
   curves: list[Curve]
   notes: list[str]
+  caption: list[str]
+  headings: list[str]
+  rows: list[list[str]]
 
   @property
   def key(self) -> str:
     """'NODE/METRIC', the key of its chart on the page."""
     return f'{self.node}/{self.metric}'
 
-
-class Table(NamedTuple):
-  """The table of an environment; its texts have Markdown's `code`.
-
-  Attributes:
-    environment: name of the environment.
-    caption: what the table shows, a sentence or two each.
-    headings: headings of the columns.
-    rows: cells of each curve.
-    notes: as in `Comparison`.
-  """
-
-  environment: str
-  caption: list[str]
-  headings: list[str]
-  rows: list[list[str]]
-  notes: list[str]
+  def table(self) -> dict[str, Any]:
+    """Its 'environment', 'caption', 'headings', 'rows' and 'notes', as the page reads them."""
+    names = ('environment', 'caption', 'headings', 'rows', 'notes')
+    return {name: getattr(self, name) for name in names}
 
 
 class Report(NamedTuple):
@@ -160,17 +153,13 @@ class Report(NamedTuple):
     markdown: the whole report: all tables, and the runs that were left out.
     left_out: a line for each run or environment that is not in the report, with the reason.
     figures: the curves of each environment.
-    tables: the table of each of `figures`.
-    runs: each run that could be read, with the label that the user gave it, or None.
-    remarks: a line for each run with damaged lines of metrics.
+    groups: all runs that could be read, in groups.
   """
 
   markdown: str
   left_out: list[str]
   figures: list[Comparison]
-  tables: list[Table]
-  runs: list[tuple[history.History, str | None]]
-  remarks: list[str]
+  groups: list[Group]
 
 
 def make(
@@ -210,27 +199,20 @@ def make(
   """
   check_packages()
   runs, left_out = _read_all(folders, labelled)
-  by_environment: dict[str, list[tuple[str | None, history.History]]] = {}
-  for label, run in runs:
-    by_environment.setdefault(run.environment, []).append((label, run))
+  found = groups([run for _, run in runs], [label for label, _ in runs])
   figures = []
-  for found in by_environment.values():
+  for environment in dict.fromkeys(group.environment for group in found):
+    members = [group for group in found if group.environment == environment]
     try:
-      figures.append(_make_figure(found, metric, node, x, left_out))
+      figures.append(_make_figure(members, metric, node, x, left_out))
     except ValueError as error:
       left_out.append(str(error))
-  if not (runs if all_panels else figures):
+  if not (found if all_panels else figures):
     raise ValueError('; '.join(left_out) or 'no runs are given; name their folders')
-  notes = '\n'.join(f'* left out: {reason}' for reason in left_out)
-  tables = [_table(figure) for figure in figures]
-  texts = [_markdown(table, picture=pictures) for table in tables] + ([notes] if notes else [])
-  markdown = '\n\n'.join(texts) + '\n'
-  remarks = [
-    f'{run.folder}: {run.broken} damaged {"line" if run.broken == 1 else "lines"} skipped'
-    for _, run in runs
-    if run.broken
-  ]
-  return Report(markdown, left_out, figures, tables, [(run, label) for label, run in runs], remarks)
+  texts = [_markdown(figure, picture=pictures) for figure in figures]
+  if left_out:
+    texts.append('\n'.join(f'* left out: {reason}' for reason in left_out))
+  return Report('\n\n'.join(texts) + '\n', left_out, figures, found)
 
 
 def _read_all(
@@ -269,43 +251,34 @@ def check_packages() -> None:
 
 
 def _make_figure(
-  members: Sequence[tuple[str | None, history.History]],
-  metric: str | None,
-  node: str | None,
-  x: str,
-  left_out: list[str],
+  members: Sequence[Group], metric: str | None, node: str | None, x: str, left_out: list[str]
 ) -> Comparison:
   """Makes the curves of one environment; adds runs without one to `left_out`; ValueError if all are."""
-  runs = [run for _, run in members]
-  node, metric = _choose(runs, metric, node)
-  series = [run.series(node, metric, x) for run in runs]
-  left_out += [
-    f'{run.folder}: has no {metric} of the {node} by {history.X_AXES[x]}'
-    for run, numbers in zip(runs, series, strict=True)
-    if numbers is None
-  ]
+  environment = members[0].environment
+  node, metric = _choose([run for group in members for run in group.runs], metric, node)
   curves: list[Curve] = []
-  for group in groups(runs, [label for label, _ in members]):
-    known = [
-      (runs[index], numbers) for index in group.members if (numbers := series[index]) is not None
+  for group in members:
+    known = {run: run.series(node, metric, x) for run in group.runs}
+    left_out += [
+      f'{run.folder}: has no {metric} of the {node} by {history.X_AXES[x]}'
+      for run, series in known.items()
+      if series is None
     ]
-    if not known:
-      continue
-    curve = Curve(group.label, [run for run, _ in known], [numbers for _, numbers in known])
-    start, end = curve.range
-    names = ', '.join(str(run.folder) for run in curve.runs)
-    if start > end:
+    series = {run: each for run, each in known.items() if each is not None}
+    curve = Curve(group.label, list(series), list(series.values()))
+    if series and curve.range[0] > curve.range[1]:
+      names = ', '.join(str(run.folder) for run in curve.runs)
       left_out.append(f'{names}: have no {history.X_AXES[x]} in common; give longer runs')
-      continue
-    curves.append(curve)
+    elif series:
+      curves.append(curve)
   if not curves:
-    raise ValueError(f'{runs[0].environment}: has no curve')
+    raise ValueError(f'{environment}: has no curve')
   firsts = [curve.runs[0] for curve in curves]
   notes = [
     _notes(curve, x, _differing(_of_agent(firsts, curve.runs[0].config.agent_name)))
     for curve in curves
   ]
-  return Comparison(runs[0].environment, metric, node, x, curves, notes)
+  return _with_table(Comparison(environment, metric, node, x, curves, notes, [], [], []))
 
 
 def _choose(
@@ -376,8 +349,7 @@ def _is_indifferent(key: str, run: history.History) -> bool:
 
 def _config_values(run: history.History) -> dict[str, Any]:
   """Config values that a run's curve depends on, by path."""
-  values = launch_config.flatten(OmegaConf.to_container(OmegaConf.structured(run.config)))
-  return {key: value for key, value in values.items() if not _is_indifferent(key, run)}
+  return {key: value for key, value in run.config_values.items() if not _is_indifferent(key, run)}
 
 
 def _kinds(values: Sequence[dict[str, Any]], keys: Sequence[str]) -> int:
@@ -416,13 +388,13 @@ def groups(
   given = labels or [None] * len(histories)
   found: list[Group] = []
   for environment in dict.fromkeys(run.environment for run in histories):
-    members: dict[Any, list[int]] = collections.defaultdict(list)
-    for index, (label, run) in enumerate(zip(given, histories, strict=True)):
+    members: dict[Any, list[history.History]] = collections.defaultdict(list)
+    for label, run in zip(given, histories, strict=True):
       if run.environment == environment:
         key = label or (run.config.agent_name, json.dumps(_config_values(run), sort_keys=True))
-        members[key].append(index)
+        members[key].append(run)
     unlabelled = [key for key in members if not isinstance(key, str)]
-    made = _labels([histories[members[key][0]] for key in unlabelled])
+    made = _labels([members[key][0] for key in unlabelled])
     names = dict(zip(unlabelled, made, strict=True))
     all_names = [names.get(key, key) for key in members]
     for name in all_names:
@@ -500,33 +472,29 @@ def estimate(values: np.ndarray, statistic: str) -> Estimate:
     The statistic at each position; NaN where a seed is NaN.
   """
   from rliable import library
-  from rliable import metrics as aggregates
 
-  aggregate = {'iqm': aggregates.aggregate_iqm, 'median': aggregates.aggregate_median}[statistic]
-  # Seeds take the place of tasks, since rliable's median is over tasks, of means over runs.
-  over_seeds = lambda scores: np.array(
-    [aggregate(scores[..., index].T) for index in range(scores.shape[-1])]
-  )
+  aggregate: Any = {'iqm': interquartile_mean, 'median': functools.partial(np.median, axis=0)}[
+    statistic
+  ]
+  known = ~np.isnan(values).any(axis=0)
+  if len(values) < FEWEST_SEEDS or not known.any():
+    return Estimate(aggregate(values), values.min(axis=0), values.max(axis=0))
   # Many positions have the same values, and resampling is slow.
-  columns, place = np.unique(values, axis=1, return_inverse=True, equal_nan=False)
-  known = ~np.isnan(columns).any(axis=0)
-  result = np.full((3, columns.shape[1]), np.nan)
-  scores = columns[:, None, known]  # one task
-  if not known.any():
-    pass
-  elif len(values) < FEWEST_SEEDS:
-    result[:, known] = over_seeds(scores), scores.min((0, 1)), scores.max((0, 1))
-  else:
-    before = np.random.get_state()
-    np.random.seed(0)  # rliable always draws from the global generator
-    try:
-      points, intervals = library.get_interval_estimates(
-        {'all': scores}, over_seeds, reps=RESAMPLES, confidence_interval_size=CONFIDENCE
-      )
-    finally:
-      np.random.set_state(before)
-    result[:, known] = points['all'], *intervals['all']
-  return Estimate(*result[:, place.reshape(-1)])
+  columns, place = np.unique(values[:, known], axis=1, return_inverse=True)
+  before = np.random.get_state()
+  np.random.seed(0)  # rliable always draws from the global generator
+  try:
+    points, intervals = library.get_interval_estimates(
+      {'all': columns[:, None]},  # one task
+      lambda scores: aggregate(scores[:, 0]),
+      reps=RESAMPLES,
+      confidence_interval_size=CONFIDENCE,
+    )
+  finally:
+    np.random.set_state(before)
+  result = np.full((3, len(known)), np.nan)
+  result[:, known] = np.stack([points['all'], *intervals['all']])[:, place.reshape(-1)]
+  return Estimate(*result)
 
 
 def grid(curve: Curve) -> np.ndarray:
@@ -551,8 +519,8 @@ def _positions(figure: Comparison) -> np.ndarray:
   return step * np.arange(math.floor(end / step) + 1)
 
 
-def _table(figure: Comparison) -> Table:
-  """The table of an environment."""
+def _with_table(figure: Comparison) -> Comparison:
+  """Adds the table of an environment to its curves."""
   positions = _positions(figure)
   over_x = [estimate(curve.at(positions), 'iqm') for curve in figure.curves]
   last = [np.array([curve.range[1]]) for curve in figure.curves]
@@ -586,10 +554,10 @@ def _table(figure: Comparison) -> Table:
       ' to '.join(dict.fromkeys(f'{value:,.1f}' for value in (min(minutes), max(minutes)))),
     ]
     rows.append(cells)
-  return Table(figure.name, caption, headings, rows, figure.notes)
+  return figure._replace(caption=caption, headings=headings, rows=rows)
 
 
-def _markdown(table: Table, *, picture: bool) -> str:
+def _markdown(table: Comparison, *, picture: bool) -> str:
   """A table in Markdown, with its notes."""
   lines = [f'## {table.environment}', '']
   if picture:

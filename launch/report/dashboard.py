@@ -86,7 +86,7 @@ class Dashboard:
       metrics that are still to be read, 'groups': [{NODE/METRIC: {'x', 'mean', 'low', 'high',
       'seeds': [{'x', 'mean'}]}}], 'charts': [{'key', 'section', 'title'}]}. With several seeds,
       'mean' is the interquartile mean, and 'low' and 'high' are the range; with one run, see
-      `history.Thinned`. 'groups' is None while much is still to be read.
+      `history.Curve`. 'groups' is None while much is still to be read.
     """
     with self._lock:
       unread = self._read()
@@ -159,7 +159,7 @@ class Dashboard:
 
   def _draw(self, x: str, index: int) -> str:
     """JSON text of all curves of a group; cached until one of its runs has new metrics."""
-    members = [self._histories[place] for place in self._groups[index].members]
+    members = self._groups[index].runs
     version = [each.version for each in members]
     known = self._drawn.get((x, index))
     if known is None or known[0] != version:

@@ -43,20 +43,17 @@ def write(
     A line on what was written, and one for each video that was left out.
 
   Raises:
-    ValueError: the folder cannot be written to, or two curves of an environment have the same label.
+    ValueError: the folder cannot be written to.
   """
-  histories = [run for run, _ in made.runs]
-  groups = curves.groups(histories, [label for _, label in made.runs])
+  groups = made.groups
+  histories = [run for group in groups for run in group.runs]
   drawn: list[dict[str, panels.GroupCurve]] = [
-    panels.drawn([histories[index] for index in group.members], x) if all_panels else {}
-    for group in groups
+    panels.drawn(group.runs, x) if all_panels else {} for group in groups
   ]
+  at = {(group.environment, group.label): index for index, group in enumerate(groups)}
   for figure in made.figures:  # with confidence intervals, which the dashboard lacks
-    at_label = {
-      group.label: at for at, group in enumerate(groups) if group.environment == figure.name
-    }
     for curve in figure.curves:
-      drawn[at_label[curve.label]][figure.key] = _with_interval(curve)
+      drawn[at[figure.environment, curve.label]][figure.key] = _with_interval(curve)
   charts = panels.charts(key for each in drawn for key in each)
   videos = _Videos(histories)
   try:
@@ -73,7 +70,7 @@ def write(
         'groups': [panels.to_json(each) for each in drawn],
         'charts': [chart._asdict() for chart in charts],
       },
-      'tables': [table._asdict() for table in made.tables],
+      'tables': [figure.table() for figure in made.figures],
       'left_out': made.left_out,
     }
     (out / 'report.md').write_text(made.markdown)
@@ -104,18 +101,20 @@ def _draw(
   say: Callable[[str], None],
 ) -> int:
   """Writes a PNG of each chart in each environment, unless it is 0 throughout; returns how many."""
-  figure_of = {(figure.name, figure.key): figure for figure in figures}
+  figure_of = {(figure.environment, figure.key): figure for figure in figures}
   x_label, count = history.X_AXES[x], 0
   for environment in dict.fromkeys(group.environment for group in groups):
     members = [at for at, group in enumerate(groups) if group.environment == environment]
     for key, _, title in charts:
       lines = [
-        _line(groups[at].label, colour, drawn[at][key])
+        pictures.Line(groups[at].label, colour, drawn[at][key])
         for colour, at in enumerate(members)
         if key in drawn[at] and len(drawn[at][key].x)
       ]
       figure = figure_of.get((environment, key))
-      if figure is None and not any(line.low.any() or line.high.any() for line in lines):
+      if figure is None and not any(
+        each.curve.low.any() or each.curve.high.any() for each in lines
+      ):
         continue
       count += 1
       if count % 10 == 1:
@@ -130,11 +129,6 @@ def _draw(
         picture = pictures.draw_lines(environment, x_label, y_label, lines, levels)
       (out / f'{stem}.png').write_bytes(picture)
   return count
-
-
-def _line(label: str, colour: int, curve: panels.GroupCurve) -> pictures.Line:
-  seeds = max(1, len(curve.seeds))
-  return pictures.Line(f'{label} ({seeds} seed{"s" * (seeds > 1)})', colour, *curve)
 
 
 class _Videos:

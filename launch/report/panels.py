@@ -8,10 +8,8 @@ from typing import Any, NamedTuple
 
 import imageio.v2 as imageio
 import numpy as np
-from omegaconf import OmegaConf
 from PIL import Image
 
-from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import history, metrics
 from hephaestus.launch.report import curves
@@ -26,78 +24,94 @@ MOST_DIAGNOSIS = 1 << 20  # bytes of doctor.json that are read
 DIGITS = 5  # significant digits of a number in a curve
 FRAMES_PER_SECOND = 8.0  # assumed for a GIF that does not store its speed
 LEARNING, ENVIRONMENT, REPLAY = 'Learning', 'Environment', 'Replay over the run'
-# Prefixes of 'NODE/METRIC' by section; a chart is in the first section with a matching prefix.
+# Sections of the page with titles of charts, by 'NODE/METRIC'. A chart is in the first section that has a
+# beginning of its key, and is titled by the end of its key where this names no title.
 SECTIONS = {
-  LEARNING: (
-    'evaluator/normalised_score', 'evaluator/episode', 'actor/episode', 'learner/episode',
-    'actor/explorer', 'learner/explorer',
+  LEARNING: {
+    'evaluator/normalised_score': 'score (0: random policy, 1: scripted policy)',
+    'evaluator/episode_return': 'episode return, evaluation',
+    'actor/episode_return': 'episode return, acting',
+    'actor/episode_return/median': 'episode return, acting, median and 5 to 95 %',
+    'actor/episode_length': 'episode length, acting',
+    'learner/episode_return': 'episode return, acting',
+    'evaluator/episode_length': 'episode length, evaluation',
+    'learner/episode_length': 'episode length, acting',
+    'actor/explorer_return': 'episode return, exploring',
+    'learner/explorer_return': 'episode return, exploring',
+    'evaluator/episode': '', 'actor/episode': '', 'learner/episode': '',
+    'actor/explorer': '', 'learner/explorer': '',
+  },
+  ENVIRONMENT: dict.fromkeys(
+    ('evaluator/', 'actor/environment/', 'learner/environment/', 'learner/option/'), ''
   ),
-  ENVIRONMENT: ('evaluator/', 'actor/environment/', 'learner/environment/', 'learner/option/'),
-  'Cognition': (
-    'learner/intrinsic/survival', 'learner/intrinsic/vital_', 'learner/intrinsic/empowerment',
-    'learner/intrinsic/progress', 'learner/intrinsic/regions',
-    'learner/memory/', 'learner/workspace/', 'learner/slots/',
-  ),
-  'Intrinsic rewards': ('learner/intrinsic/', 'learner/dream/horizon'),
-  'World model': ('learner/world_model/',),
-  'Dreams': ('learner/dream/',),
-  'Actor and critic': ('learner/actor_critic/', 'learner/ppo/'),
-  REPLAY: (
-    'learner/replay/', 'learner/replay_ratio', 'learner/rejected_sequences', 'learner/staleness',
-    'learner/discarded_fraction', 'learner/lost_steps',
-  ),
-  'Speed': ('learner/', 'actor/'),
+  'Cognition': {
+    'learner/intrinsic/survival': 'reward of survival, replayed steps',
+    'learner/intrinsic/empowerment': 'empowerment, share of the largest',
+    'learner/intrinsic/progress': 'learning progress, replayed steps',
+    'learner/intrinsic/regions': 'regions reached, for learning progress',
+    'learner/intrinsic/vital_error': 'mean error of decoded vitals',
+    'learner/memory/filled': 'memory, share of entries in use',
+    'learner/memory/written': 'memory, entries written by an update',
+    'learner/memory/evidence': 'memory, evidence of all actions at a replayed step',
+    'learner/memory/similarity': 'memory, similarity of the nearest entry',
+    'learner/memory/age': 'memory, age of an entry, updates',
+    'learner/memory/latent_age': 'memory, age of a latent at which dreams begin, updates',
+    'learner/workspace/open': 'workspace, candidates open at a step',
+    'learner/workspace/entropy': 'workspace, entropy of the shares, nats',
+    'learner/slots/used': 'slots that hold most of some pixel',
+    'learner/slots/image': 'loss of the image that slots paint',
+    'learner/slots/change': 'change of slots, mean square',
+    'learner/slots/change_error': 'error of predicted slots, mean square',
+    'learner/intrinsic/vital_': '', 'learner/memory/': '', 'learner/workspace/': '', 'learner/slots/': '',
+  },
+  'Intrinsic rewards': {
+    'learner/intrinsic/exploring': 'share of environments that explore',
+    'learner/intrinsic/novelty': 'novelty',
+    'learner/intrinsic/novelty_fast': 'novelty, fast average',
+    'learner/intrinsic/novelty_slow': 'novelty, slow average',
+    'learner/intrinsic/competence': 'competence',
+    'learner/intrinsic/clean_novelty_positive': 'share of steps with clean novelty',
+    'learner/dream/horizon': 'imagination horizon, steps',
+    'learner/intrinsic/': '',
+  },
+  'World model': {
+    'learner/world_model/reward_correlation': 'correlation of predicted and true rewards',
+    'learner/world_model/': '',
+  },
+  'Dreams': {'learner/dream/': ''},
+  'Actor and critic': {'learner/actor_critic/': '', 'learner/ppo/': ''},
+  REPLAY: {
+    'learner/replay_ratio': 'replay ratio',
+    'learner/replay/frontier/age/median': 'age of sampled sequences, frontier, updates',
+    'learner/replay/episodic/age/median': 'age of sampled sequences, episodic, updates',
+    'learner/rejected_sequences': 'rejected sequences',
+    'learner/lost_steps': 'environment steps lost by restarts of replay',
+    'learner/staleness': 'staleness, updates',
+    'learner/discarded_fraction': 'share of sequences discarded as too old',
+    'learner/replay/': '',
+  },
+  'Speed': {
+    'learner/replayed_steps_per_second': 'replayed steps per second',
+    'learner/starved_fraction': 'share of time that the learner waits for data',
+    'actor/steps_per_second': 'environment steps per second and actor',
+    'learner/steps_per_second': 'environment steps per second',
+    'actor/throttled_fraction': 'share of time that the rate limiter blocks actors',
+    'actor/unrolled_fraction': 'share of time that actors unroll',
+    'actor/inserted_fraction': 'share of time that actors insert',
+    'learner/': '', 'actor/': '',
+  },
 }  # fmt: skip
-TITLES = {
-  'evaluator/normalised_score': 'score (0: random policy, 1: scripted policy)',
-  'evaluator/episode_return': 'episode return, evaluation',
-  'actor/episode_return': 'episode return, acting',
-  'actor/episode_return/median': 'episode return, acting, median and 5 to 95 %',
-  'actor/episode_length': 'episode length, acting',
-  'learner/episode_return': 'episode return, acting',
-  'evaluator/episode_length': 'episode length, evaluation',
-  'learner/episode_length': 'episode length, acting',
-  'actor/explorer_return': 'episode return, exploring',
-  'learner/explorer_return': 'episode return, exploring',
-  'learner/intrinsic/exploring': 'share of environments that explore',
-  'learner/intrinsic/novelty': 'novelty',
-  'learner/intrinsic/novelty_fast': 'novelty, fast average',
-  'learner/intrinsic/novelty_slow': 'novelty, slow average',
-  'learner/intrinsic/competence': 'competence',
-  'learner/intrinsic/survival': 'reward of survival, replayed steps',
-  'learner/intrinsic/empowerment': 'empowerment, share of the largest',
-  'learner/intrinsic/progress': 'learning progress, replayed steps',
-  'learner/intrinsic/regions': 'regions reached, for learning progress',
-  'learner/intrinsic/vital_error': 'mean error of decoded vitals',
-  'learner/intrinsic/clean_novelty_positive': 'share of steps with clean novelty',
-  'learner/world_model/reward_correlation': 'correlation of predicted and true rewards',
-  'learner/dream/horizon': 'imagination horizon, steps',
-  'learner/memory/filled': 'memory, share of entries in use',
-  'learner/memory/written': 'memory, entries written by an update',
-  'learner/memory/evidence': 'memory, evidence of all actions at a replayed step',
-  'learner/memory/similarity': 'memory, similarity of the nearest entry',
-  'learner/memory/age': 'memory, age of an entry, updates',
-  'learner/memory/latent_age': 'memory, age of a latent at which dreams begin, updates',
-  'learner/workspace/open': 'workspace, candidates open at a step',
-  'learner/workspace/entropy': 'workspace, entropy of the shares, nats',
-  'learner/slots/used': 'slots that hold most of some pixel',
-  'learner/slots/image': 'loss of the image that slots paint',
-  'learner/slots/change': 'change of slots, mean square',
-  'learner/slots/change_error': 'error of predicted slots, mean square',
-  'learner/replayed_steps_per_second': 'replayed steps per second',
-  'learner/replay_ratio': 'replay ratio',
-  'learner/replay/frontier/age/median': 'age of sampled sequences, frontier, updates',
-  'learner/replay/episodic/age/median': 'age of sampled sequences, episodic, updates',
-  'learner/starved_fraction': 'share of time that the learner waits for data',
-  'learner/rejected_sequences': 'rejected sequences',
-  'learner/lost_steps': 'environment steps lost by restarts of replay',
-  'learner/staleness': 'staleness, updates',
-  'learner/discarded_fraction': 'share of sequences discarded as too old',
-  'actor/steps_per_second': 'environment steps per second and actor',
-  'learner/steps_per_second': 'environment steps per second',
-  'actor/throttled_fraction': 'share of time that the rate limiter blocks actors',
-  'actor/unrolled_fraction': 'share of time that actors unroll',
-  'actor/inserted_fraction': 'share of time that actors insert',
+# Share of time of a node by activity, and the activity with the time that its metrics leave.
+ACTIVITIES = {
+  'learner': ('updates', {'starved_fraction': 'waits for data'}),
+  'actor': (
+    'other',
+    {
+      'throttled_fraction': 'blocked by the rate limiter',
+      'unrolled_fraction': 'unrolls',
+      'inserted_fraction': 'inserts',
+    },
+  ),
 }
 
 
@@ -122,9 +136,9 @@ class GroupCurve(NamedTuple):
 
   Attributes:
     x: [N] f64, increasing positions.
-    mean: [N] f64, interquartile mean over seeds; with one run, `mean` of `history.Thinned`.
-    low: [N] f64, lowest seed; with one run, `low` of `history.Thinned`.
-    high: [N] f64, highest seed; with one run, `high` of `history.Thinned`.
+    mean: [N] f64, interquartile mean over seeds; with one run, `mean` of `history.Curve`.
+    low: [N] f64, lowest seed; with one run, `low` of `history.Curve`.
+    high: [N] f64, highest seed; with one run, `high` of `history.Curve`.
     seeds: the curves of the single runs; empty with one run.
   """
 
@@ -150,25 +164,26 @@ def keys(histories: Sequence[history.History]) -> list[str]:
 
 
 def charts(keys: Iterable[str]) -> list[Chart]:
-  """Charts by their keys, ordered by section; those in TITLES come first in theirs."""
-  titled = list(TITLES)
+  """Charts by their keys, ordered by section; those with a title in SECTIONS come first in theirs."""
+  sections = list(SECTIONS)
 
   def order(chart: Chart) -> tuple[int, int, str]:
-    place = titled.index(chart.key) if chart.key in TITLES else len(titled)
-    return list(SECTIONS).index(chart.section), place, chart.key
+    named = list(SECTIONS[chart.section])
+    at = named.index(chart.key) if SECTIONS[chart.section].get(chart.key) else len(named)
+    return sections.index(chart.section), at, chart.key
 
   return sorted(map(_chart, set(keys)), key=order)
 
 
 def _chart(key: str) -> Chart:
-  section = next(name for name, starts in SECTIONS.items() if key.startswith(starts))
+  section = next(name for name, starts in SECTIONS.items() if key.startswith(tuple(starts)))
   last = key.removesuffix(history.MEDIAN).rsplit('/', 1)[-1].replace('_', ' ')
   if key.startswith('learner/workspace/'):
     last = last.replace('share ', 'workspace, share of steps with ')
   if section == ENVIRONMENT:  # the same metric, of evaluations and of training
     of = {'evaluator/': ', evaluation', 'learner/option/': ', option'}
     last += next((text for start, text in of.items() if key.startswith(start)), ', acting')
-  return Chart(key, section, TITLES.get(key) or last)
+  return Chart(key, section, SECTIONS[section].get(key) or last)
 
 
 def curve(members: Sequence[history.History], key: str, x: str) -> GroupCurve | None:
@@ -184,15 +199,11 @@ def curve(members: Sequence[history.History], key: str, x: str) -> GroupCurve | 
     points.
   """
   node, metric = key.split('/', 1)
-  found = [(each, each.thinned(node, metric, x)) for each in members]
-  known = [(each, thin) for each, thin in found if thin is not None]
-  if not known:
-    return None
-  if len(known) == 1:
-    return GroupCurve(*known[0][1], seeds=[])
-  runs = [each for each, _ in known]
-  seeds = [history.Series(thin.x, thin.mean) for _, thin in known]
-  together = curves.Curve('', runs, seeds)
+  known = [thin for each in members if (thin := each.thinned(node, metric, x)) is not None]
+  if len(known) < 2:
+    return GroupCurve(*known[0][:4], seeds=[]) if known else None
+  seeds = [history.Series(thin.x, thin.mean) for thin in known]
+  together = curves.Curve('', [], seeds)
   start, end = together.range
   places = curves.grid(together) if start <= end else np.zeros(0)
   values = together.at(places)
@@ -244,17 +255,17 @@ def overview(
     'runs': [the entries of `state`, 'times': see `times`, 'videos', 'name': short name,
     'group': index of its group]}
   """
-  group_of = {index: at for at, group in enumerate(groups) for index in group.members}
+  group_of = {run: at for at, group in enumerate(groups) for run in group.runs}
   short = names([each.folder for each in histories])
   return {
     'groups': [
-      {'label': group.label, 'world': group.environment, 'seeds': len(group.members)}
+      {'label': group.label, 'world': group.environment, 'seeds': len(group.runs)}
       for group in groups
     ],
     'runs': [
       state(each)
       | {'times': times(each, throughout=throughout), 'videos': show_videos(index)}
-      | {'name': name, 'group': group_of[index]}
+      | {'name': name, 'group': group_of[each]}
       for index, (each, name) in enumerate(zip(histories, short, strict=True))
     ],
   }
@@ -317,9 +328,8 @@ def _state(run: history.History) -> dict[str, Any]:
       else f'no metrics; start the run with: {folder_lib.resume_command(run.folder, run.config)}'
     )
   messages += _diagnosed(run.folder)
-  if run.broken:
-    lines = 'line of its metrics is' if run.broken == 1 else 'lines of its metrics are'
-    messages.append(f'{run.broken} {lines} damaged and left out')
+  if run.damage:
+    messages.append(run.damage)
   return {
     'state': word,
     'messages': messages,
@@ -362,15 +372,8 @@ def _nodes(run: history.History, running: bool) -> list[dict[str, Any]]:
   for name, row in newest.items():
     words, style = states.get(row['kind'], ('stopped', 'stopped'))
     restarts = sum(each.get('name') == name and each['kind'] == 'restarting' for each in run.events)
-    nodes.append(
-      {
-        'name': name,
-        'state': words,
-        'style': style,
-        'restarts': restarts,
-        'wrote': run.last(name, 'time'),
-      }
-    )
+    known = {'name': name, 'state': words, 'style': style, 'restarts': restarts}
+    nodes.append(known | {'wrote': run.last(name, 'time')})
   return nodes
 
 
@@ -392,9 +395,7 @@ def _events(run: history.History) -> list[dict[str, Any]]:
 
 
 def times(run: history.History, *, throughout: bool = False) -> list[dict[str, Any]]:
-  """Share of time that the learner and each actor spend by activity.
-
-  The first activity gets the time that the metrics do not account for.
+  """Share of time that the learner and each actor spend by activity, see ACTIVITIES.
 
   Args:
     run: the run.
@@ -404,28 +405,14 @@ def times(run: history.History, *, throughout: bool = False) -> list[dict[str, A
     {'name', 'shares': {ACTIVITY: share}} of each learner process and actor with such metrics.
   """
   found = []
-  for node, activities in (
-    ('learner', {'updates': None, 'waits for data': 'starved_fraction'}),
-    (
-      'actor',
-      {
-        'other': None,
-        'blocked by the rate limiter': 'throttled_fraction',
-        'unrolls': 'unrolled_fraction',
-        'inserts': 'inserted_fraction',
-      },
-    ),
-  ):
+  share_of = run.mean if throughout else run.last
+  for node, (rest, activities) in ACTIVITIES.items():
     for name in run.names(node):
-      share_of = run.mean if throughout else run.last
-      known = {
-        activity: share
-        for activity, key in activities.items()
-        if key is not None and (share := share_of(name, key)) is not None
-      }
+      shares = {activity: share_of(name, key) for key, activity in activities.items()}
+      known = {activity: share for activity, share in shares.items() if share is not None}
       if known:
-        rest = max(0.0, 1 - sum(known.values()))
-        found.append({'name': name, 'shares': {next(iter(activities)): rest, **known}})
+        shares = {rest: max(0.0, 1 - sum(known.values())), **known}
+        found.append({'name': name, 'shares': shares})
   return found
 
 
@@ -488,10 +475,7 @@ def differences(histories: Sequence[history.History]) -> dict[str, list[Any]]:
 
   For runs of several agents these are the values that all of them have, and options of environments.
   """
-  flat = [
-    launch_config.flatten(OmegaConf.to_container(OmegaConf.structured(each.config)))
-    for each in histories
-  ]
+  flat = [each.config_values for each in histories]
   keys = dict.fromkeys(key for each in flat for key in each)
   if len({each.config.agent_name for each in histories}) > 1:
     keys = {

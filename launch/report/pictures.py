@@ -7,11 +7,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 from PIL import Image
 
-from hephaestus.launch.files import history
-from hephaestus.launch.report import server
+from hephaestus.launch.report import panels, server
 
 COLOURS = 7  # colours of curves; further curves reuse them with dashed lines
 LINES = ('-', '--', ':')
@@ -21,25 +19,17 @@ TONES = 64  # colours of a PNG, which has a quarter of the size of one in full c
 
 
 class Line(NamedTuple):
-  """A curve with its band, to be drawn in a picture.
+  """A curve to be drawn in a picture, with its band and thin lines of its seeds.
 
   Attributes:
-    label: its name in the legend.
+    label: its name in the legend, which adds the number of seeds.
     colour: index of its colour, which is its index among the groups of its environment.
-    x: [N] f64, increasing positions.
-    point: [N] f64, values of the curve.
-    low: [N] f64, lower end of the band.
-    high: [N] f64, upper end of the band.
-    seeds: curves of single runs, drawn as thin lines.
+    curve: the curve.
   """
 
   label: str
   colour: int
-  x: np.ndarray
-  point: np.ndarray
-  low: np.ndarray
-  high: np.ndarray
-  seeds: Sequence[history.Series]
+  curve: panels.GroupCurve
 
 
 def draw_lines(
@@ -94,11 +84,13 @@ def _draw_line(axes: Any, line: Line, palette: dict[str, str]) -> None:
   colour = palette[f'c{line.colour % COLOURS}']
   style = LINES[line.colour // COLOURS % len(LINES)]
   steps = {'color': colour, 'drawstyle': 'steps-post'}
-  for seed in line.seeds:
+  x, mean, low, high, seeds = line.curve
+  label = f'{line.label} ({len(seeds)} seeds)' if seeds else f'{line.label} (1 seed)'
+  for seed in seeds:
     axes.plot(seed.x, seed.value, linewidth=0.7, alpha=0.4, **steps)
-  axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.18, linewidth=0, step='post')
-  axes.plot(line.x, line.point, style, linewidth=2.0, label=line.label, **steps)
-  axes.plot(line.x[-1:], line.point[-1:], 'o', color=colour, markersize=4.4)
+  axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0, step='post')
+  axes.plot(x, mean, style, linewidth=2.0, label=label, **steps)
+  axes.plot(x[-1:], mean[-1:], 'o', color=colour, markersize=4.4)
 
 
 def _draw_grid(axes: Any, palette: dict[str, str]) -> None:

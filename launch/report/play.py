@@ -4,7 +4,7 @@ import contextlib
 import functools
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -23,10 +23,8 @@ from hephaestus.actors import videos
 from hephaestus.launch.interface import policy as policy_lib
 
 NUMBERS = 30  # columns of a terminal that are reserved for the numbers next to the picture
-LIKELIEST, BAR = (
-  8,
-  10,
-)  # most probable actions that are shown, and columns of a bar at probability 1
+LIKELIEST = 8  # most probable actions that are shown
+BAR = 10  # columns of a bar at probability 1
 
 
 def watch(
@@ -72,29 +70,23 @@ def watch(
   play = episodes_lib.Play(policy.environment, policy.agent, 1, greedy=greedy)
   with contextlib.closing(play):
     say(f'{policy.path}: {title}')
-    if dream:
-      _write(_dream(play, policy, seed), output, frames_per_second, say)
-      return
     frames: list[np.ndarray] = []
-    endings: list[str] = []
-    steps = _steps(play, policy.params, jax.random.key(seed), episodes, endings)
-    try:
-      if output is None and console.is_terminal:
-        _show(console, steps, title, episodes, frames_per_second, endings)
-      for played in steps:
-        say(_line(played)) if output is None else frames.append(_frame(policy, played, output))
-    except KeyboardInterrupt:
-      endings.append('stopped')
-    say('\n'.join(endings))
-    if frames:
-      _write(frames, output, frames_per_second, say)
-
-
-def _dream(play: episodes_lib.Play, policy: policy_lib.Policy, seed: int) -> list[np.ndarray]:
-  """Frames of the beginning of an episode, next to the world model's prediction of it."""
-  dreamt = play.dream(policy.all_params, jax.random.key(seed))
-  assert dreamt is not None  # `watch` has refused an agent without a model
-  return dreamt
+    if dream:
+      frames = play.dream(policy.all_params, jax.random.key(seed)) or []
+    else:
+      endings: list[str] = []
+      steps = _steps(play, policy.params, jax.random.key(seed), episodes, endings)
+      try:
+        if output is None and console.is_terminal:
+          _show(console, steps, title, episodes, frames_per_second, endings)
+        for played in steps:
+          say(_line(played)) if output is None else frames.append(_frame(policy, played, output))
+      except KeyboardInterrupt:
+        endings.append('stopped')
+      say('\n'.join(endings))
+    if frames and output is not None:
+      videos.write(frames, output, frames_per_second)
+      say(f'{output}: {len(frames)} frames')
 
 
 def _steps(
@@ -124,7 +116,7 @@ def _frame(
     raise ValueError(f'--output {output}: {name} has no renderer; leave it out to see the numbers')
   if policy.agent.explain is None:
     return played.frame
-  return videos.with_policy(played.frame, played.policy or {}, _opened(played))
+  return videos.with_policy(played.frame, played.policy or {}, _open(played))
 
 
 def _show(
@@ -144,22 +136,6 @@ def _show(
       time.sleep(max(0.0, begin + 1 / frames_per_second - time.monotonic()))
 
 
-def _line(played: episodes_lib.PlayedStep) -> str:
-  """A step as a line of text."""
-  return '  '.join(f'{name} {value}' for name, value in _numbers(played).items()) + _next(played)
-
-
-def _write(
-  frames: list[np.ndarray],
-  output: pathlib.Path | None,
-  frames_per_second: float,
-  say: Callable[[str], None],
-) -> None:
-  assert output is not None
-  videos.write(frames, output, frames_per_second)
-  say(f'{output}: {len(frames)} frames')
-
-
 def _numbers(played: episodes_lib.PlayedStep) -> dict[str, str]:
   numbers = {'step': str(played.step), 'action': '-'}
   if played.action is not None:
@@ -171,27 +147,28 @@ def _numbers(played: episodes_lib.PlayedStep) -> dict[str, str]:
   return numbers | {name: f'{value:.2f}' for name, value in shown.items()}
 
 
-def _next(played: episodes_lib.PlayedStep) -> str:
-  """The most probable actions of the policy at this step, for the end of a line."""
+def _line(played: episodes_lib.PlayedStep) -> str:
+  """A step as a line of text, with the most probable actions of the policy at the end."""
+  text = '  '.join(f'{name} {value}' for name, value in _numbers(played).items())
   if not played.policy:
-    return ''
-  pairs = videos.likeliest(played.policy, LIKELIEST)
-  recalled = _recalled(played)
-  memory = ', '.join(f'{name} {value}' for name, value in recalled.items())
-  text = '  next: ' + ', '.join(f'{name} {chance:.2f}' for name, chance in pairs)
-  text += f'  remembered: {memory}' if memory else ''
-  text += '' if played.gates is None else f'  open: {_names(_opened(played))}'
-  nearest = ', '.join(_nearest(played))
-  return text + (f'  nearest: {nearest}' if nearest else '')
+    return text
+  likeliest = videos.likeliest(played.policy, LIKELIEST)
+  lists = {
+    'next': [f'{name} {chance:.2f}' for name, chance in likeliest],
+    'remembered': [f'{name} {value}' for name, value in _recalled(played).items()],
+    'open': [] if played.gates is None else [_opened(played)],
+    'nearest': _nearest(played),
+  }
+  return text + ''.join(f'  {name}: {", ".join(each)}' for name, each in lists.items() if each)
 
 
-def _opened(played: episodes_lib.PlayedStep) -> list[str]:
+def _opened(played: episodes_lib.PlayedStep) -> str:
   """Names of the workspace's candidates whose gates are open, so that the actor reads them."""
+  return ', '.join(_open(played)) or 'nothing'
+
+
+def _open(played: episodes_lib.PlayedStep) -> list[str]:
   return [name for name, is_open in (played.gates or {}).items() if is_open]
-
-
-def _names(opened: Sequence[str]) -> str:
-  return ', '.join(opened) or 'nothing'
 
 
 def _nearest(played: episodes_lib.PlayedStep) -> list[str]:
@@ -228,18 +205,22 @@ def _with_numbers(
     numbers.add_row(name, value)
   likeliest = videos.likeliest(played.policy or {}, LIKELIEST)
   chances = [(name, chance, f'{chance:.2f}') for name, chance in likeliest]
-  column = rich.console.Group(heading, '', numbers, '', _bars(chances, 8))
+  parts: list[Any] = [heading, '', numbers, '', _bars(chances, 8)]
   if played.vitals:
-    vitals = [(name, value, '') for name, value in played.vitals.items()]
-    column.renderables.extend(['', 'vitals', _bars(vitals, 8)])
+    parts += ['', 'vitals', _bars([(*vital, '') for vital in played.vitals.items()], 8)]
   if played.gates is not None:
-    column.renderables.extend(['', rich.markup.escape(f'open: {_names(_opened(played))}')])
+    parts += ['', rich.markup.escape(f'open: {_opened(played)}')]
   if played.recalled is not None:
     known = [(name, played.recalled[name][1], text) for name, text in _recalled(played).items()]
-    column.renderables.extend(['', 'remembered: value x count', _bars(known, 14)])
-    column.renderables.extend(
-      ['', 'nearest: return at similarity', *map(rich.markup.escape, _nearest(played))]
-    )
+    parts += [
+      '',
+      'remembered: value x count',
+      _bars(known, 14),
+      '',
+      'nearest: return at similarity',
+    ]
+    parts += map(rich.markup.escape, _nearest(played))
+  column = rich.console.Group(*parts)
   if played.frame is None:
     return column
   width, height = console.size

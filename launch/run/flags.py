@@ -1,6 +1,7 @@
 """Small parts of the command line that several commands share."""
 
 import argparse
+import os
 import sys
 from typing import Any
 
@@ -19,6 +20,11 @@ def say_import(who: str) -> None:
   """Prints to stderr that imports take seconds, unless the module that needs most of them is imported."""
   if 'hephaestus.launch.config' not in sys.modules:
     print(f'{who}: {IMPORTING}', file=sys.stderr, flush=True)
+
+
+def leave_accelerators() -> None:
+  """Makes JAX use the CPU unless told otherwise, since a run may use the accelerators; before its import."""
+  os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
 
 def check_seed(seed: int) -> None:

@@ -196,8 +196,8 @@ def test_killed_shard_is_skipped_and_used_again_after_restart(spawn, serve, tmp_
   stored = []
   for address, directory in zip(addresses, (folder, other), strict=True):
     checkpoint.save(reverb.Client(address), directory)
-    with contents.Contents(directory) as copy:
-      stored.append([int(columns[0][0]) for _, columns in copy.read('episodic')])
+    sequences = contents.Contents(directory).read('episodic')
+    stored.append([int(columns[0][0]) for _, columns in sequences])
   assert len(stored[0]) + len(stored[1]) == len(set(stored[0] + stored[1]))
   assert len(stored[1]) == pytest.approx(entry._shards[1].sequences_written, abs=16)
   assert entry.sequences_written >= len(stored[0] + stored[1]) - 32

@@ -115,7 +115,7 @@ def draw(rows: Sequence[Row], out: pathlib.Path) -> dict[str, str]:
     ValueError: a package of the extra `report` is not installed.
   """
   from hephaestus.launch.files import history
-  from hephaestus.launch.report import curves, pictures
+  from hephaestus.launch.report import curves, panels, pictures
 
   curves.check_packages()
   files = {}
@@ -129,13 +129,9 @@ def draw(rows: Sequence[Row], out: pathlib.Path) -> dict[str, str]:
       if not known.any():
         continue
       estimate = curves.estimate(points[:, known], 'median')
-      seeds = f'{len(group)} seed{"s" * (len(group) > 1)}'
       each = [history.Series(edges[known], seed[known]) for seed in points]
-      line = pictures.Line(
-        f'{_name(agent, label)} ({seeds})', colour, edges[known], *estimate,
-        seeds=each if len(group) > 1 else [],
-      )  # fmt: skip
-      lines.append(line)
+      curve = panels.GroupCurve(edges[known], *estimate, seeds=each if len(group) > 1 else [])
+      lines.append(pictures.Line(_name(agent, label), colour, curve))
     if lines:
       files[task.name] = f'{task.name}.png'
       levels = () if task.target is None else (task.target,)

@@ -83,11 +83,11 @@ def test_thinned_curve_keeps_means_and_extremes():
   places = np.arange(100_000.0)
   values = np.random.default_rng(0).normal(size=100_000)
   values[77_777] = 99.0
-  thin, weights = history.thin(places, values, np.ones(100_000))
+  thin = history.thin(history.Curve(places, values, values, values, np.ones(100_000)))
   assert len(thin.x) == history.POINTS and thin.x[-1] == 99_999
   assert thin.high.max() == 99.0 and thin.low.min() == values.min()
-  np.testing.assert_allclose(np.average(thin.mean, weights=weights), values.mean())
-  few, _ = history.thin(places[:5], values[:5], np.ones(5))
+  np.testing.assert_allclose(np.average(thin.mean, weights=thin.weight), values.mean())
+  few = history.thin(history.Curve(*([values[:5]] * 4), np.ones(5))._replace(x=places[:5]))
   assert few.x.tolist() == [0, 1, 2, 3, 4] and few.mean.tolist() == values[:5].tolist()
 
 

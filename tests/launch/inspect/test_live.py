@@ -231,9 +231,11 @@ def test_report_omits_unknown_distributions(nodes):
   report = live.inspect(str(nodes.folder), seconds=0.01)
   row = report.strata['frontier']
   assert row.version is None and row.episode_return is None and row.episodes == 0
-  assert {line['distribution of'] for line in terminal.distributions(report)} == {'age, steps'}
+  assert {line['distribution of'] for line in terminal.distributions(report.strata)} == {
+    'age, steps'
+  }
   server = live.inspect(nodes.address, seconds=0.01)
-  assert server.strata['frontier'].age_steps is None and terminal.distributions(server) == []
+  assert server.strata['frontier'].age_steps is None and terminal.distributions(server.strata) == []
   assert server.strata['frontier'].shared == 1.0
 
 

@@ -2,9 +2,7 @@
 
 import json
 import os
-import pathlib
 import signal
-import threading
 import time
 
 import dm_env
@@ -19,7 +17,7 @@ from hephaestus.launch.agents import presets
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.inspect import stored
 from hephaestus.launch.run import parts as parts_lib
-from hephaestus.replay import checkpoint, contents, tables, writer
+from hephaestus.replay import checkpoint, columns, contents, tables, writer
 
 FIRST, MID, LAST = (int(kind) for kind in dm_env.StepType)
 STEPS, ENVIRONMENTS, UNROLLS, FRONTIER = 6, 4, 6, 8
@@ -242,33 +240,36 @@ def test_sampling_does_not_change_a_live_server(run, sequences, capsys):
   assert 'sampled 1 times' in printed or 'sampled 0 times' in printed
 
 
-def test_copies_of_killed_processes_are_deleted(run, sequences):
-  run.write(sequences)
+def test_contents_are_arrays_that_were_written(run, sequences):
+  noise = np.random.default_rng(0).random(sequences.observation.shape) < 0.5
+  written = sequences._replace(observation=noise)
+  run.write(written)
   run.save()
-  # A killed process leaves a copy without a lock.
-  dead = pathlib.Path(run.replay, '.copy-dead')
-  (dead / 'checkpoint').mkdir(parents=True)
-  with contents.Contents(run.replay):
-    assert not dead.exists()
-    (living,) = pathlib.Path(run.replay).glob('.copy-*')
-    assert stored.read(str(run.folder)).violations == []
-    assert living.exists()
-  assert sorted(os.listdir(run.replay)) == ['kept', 'newest']
+  schema = columns.Columns(run.schema)
+  found = [schema.unflatten(arrays) for _, arrays in contents.Contents(run.replay).read('episodic')]
+  jax.tree.map(
+    np.testing.assert_array_equal, jax.tree.map(lambda *x: np.concatenate(x), *found), written
+  )
 
 
-def test_ctrl_c_deletes_copy(run, sequences, monkeypatch, capsys):
+def test_damaged_block_is_refused():
+  for block in (b'', b'\x05', b'\x05\x10abc', b'\xff' * 9):  # shorter than they say
+    with pytest.raises(ValueError, match='cannot be decompressed'):
+      contents._decompress(block)
+
+
+def test_ctrl_c_ends_check(run, sequences, monkeypatch, capsys):
   run.write(sequences)
   run.save()
   read = contents.Contents.read
 
   def interrupted(self, table):
-    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
     return read(self, table)
 
   monkeypatch.setattr(contents.Contents, 'read', interrupted)
   assert inspect(run.folder, '--check') == 130
   assert capsys.readouterr().err == 'stopped\n'
-  assert sorted(os.listdir(run.replay)) == ['kept', 'newest']
 
 
 def test_samples_show_steps_and_acting_version(run, sequences, capsys):
@@ -277,7 +278,7 @@ def test_samples_show_steps_and_acting_version(run, sequences, capsys):
   assert inspect(run.folder, '--sample', 2) == 0
   printed = capsys.readouterr().out
   assert 'frontier: 8 sequences, 100 % also in the other strata' in printed
-  assert 'episode return, ' in printed and 'age, steps' in printed
+  assert 'episodes ended' in printed and 'episode return' in printed and 'age, steps' in printed
   assert printed.count('step type') == 4
   assert 'from the oldest: version 50 of actor 0, 0 updates before' in ' '.join(printed.split())
   assert 'FIRST' in printed and 'LAST' in printed and '[12] 0 to 0' in printed
