@@ -43,13 +43,21 @@ def check_environment(config: launch_config.ExperimentConfig) -> list[str]:
   _check_schedules(config, environment)
   name = config.environment['name']
   try:
-    if isinstance(environment, host.HostEnvironment):
-      found = host.check_values(environment, config.seed)
-    else:
-      found = wrappers.check_values(environment, jax.random.key(config.seed))
+    found = check_values(environment, config.seed)
   except ValueError as error:
     raise ValueError(f'environment.name={name!r}: {error}') from error
   return [f'environment.name={name}: {warning}' for warning in found]
+
+
+def check_values(environment: environment_lib.Environment, seed: int) -> list[str]:
+  """Checks the values that an environment emits in some steps; returns a line for each warning.
+
+  Raises:
+    ValueError: the environment breaks its specs.
+  """
+  if isinstance(environment, host.HostEnvironment):
+    return host.check_values(environment, seed)
+  return wrappers.check_values(environment, jax.random.key(seed))
 
 
 def _check_schedules(
@@ -103,9 +111,9 @@ def check_memory(
     config.record.check_memory(config, trained, available)
   if not here:
     return ''
-  strata = config.replay.strata
-  index = max(range(len(strata)), key=lambda index: strata[index].max_size)
-  most = strata[index].max_size
+  index, most = max(
+    enumerate(each.max_size for each in config.replay.strata), key=lambda pair: pair[1]
+  )
   there = -(-most * here // config.replay.num_shards)
   if needed > available:
     raise ValueError(
@@ -155,8 +163,7 @@ def num_updates(config: launch_config.ExperimentConfig) -> int:
 def check_checkpoint(config: launch_config.ExperimentConfig, folder: pathlib.Path) -> None:
   """Raises ValueError if the run's newest checkpoint has other arrays than its config asks for."""
   if (folder / 'checkpoints').exists():
-    shapes = parts_lib.saved_shapes(config, parts_lib.make_parts(config))
-    parts_lib.newest_params(folder, shapes)
+    parts_lib.saved_train(folder, parts_lib.saved_shapes(config, parts_lib.make_parts(config)))
 
 
 def warnings(config: launch_config.ExperimentConfig) -> list[str]:
@@ -183,23 +190,10 @@ def _memory() -> int:
   return min(total, int(text)) if text.isdigit() else total
 
 
-def prepare_profile(
-  profile: profile_lib.Span, config: launch_config.ExperimentConfig, folder: pathlib.Path
-) -> None:
-  """Checks the updates to trace, raising as `check_profile`; then deletes an older trace of the same ones."""
-  check_profile(profile, config, folder)
-  shutil.rmtree(profile.folder(folder), ignore_errors=True)
-
-
 def check_profile(
   profile: profile_lib.Span, config: launch_config.ExperimentConfig, folder: pathlib.Path
 ) -> None:
-  """Raises ValueError if a run will not do the updates to trace, as far as its folder shows.
-
-  Args:
-    profile: learner updates to trace.
-    config: config of the run.
-    folder: folder of the run, which need not exist.
+  """Checks that a run will do the updates to trace, as far as its folder shows, which need not exist.
 
   Raises:
     ValueError: the run ends before the first of these updates, or resumes after it.
@@ -220,6 +214,14 @@ def check_profile(
     raise ValueError(
       f'{text}: the run ends after about {most:,} updates; begin earlier, or give it more --steps'
     )
+
+
+def prepare_profile(
+  profile: profile_lib.Span, config: launch_config.ExperimentConfig, folder: pathlib.Path
+) -> None:
+  """Checks as `check_profile`, and then deletes an older trace of the same updates."""
+  check_profile(profile, config, folder)
+  shutil.rmtree(profile.folder(folder), ignore_errors=True)
 
 
 def reach(exposed: bool) -> tuple[bool, str]:
