@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 from hephaestus.launch.agents import machine
@@ -180,7 +180,7 @@ class _Job(jobs.Job):
     self.log = logs / f'{section.name.replace("/", "-")}.log'
     self._output = self.log.with_suffix('.json')
 
-  def begin(self) -> jobs.Command:
+  def commands(self) -> Generator[jobs.Command, jobs.Ended, None]:
     words, run, most = self._section.words, self._section.run, self._section.seconds
     left = self._deadline - time.monotonic()
     training = min(left - _RESERVE, most)
@@ -189,18 +189,17 @@ class _Job(jobs.Job):
       # The error of an earlier call says more.
       raise jobs.Failed(why) if self._report.holds(self.name) else self._failed(why)
     if run is None:
-      return jobs.Command(self.name, words, self._output, max_seconds=min(left, most))
-    words = [*words, f'max_minutes={training / 60:g}', '--run', str(run)]
-    return jobs.Command(self.name, words, max_seconds=min(left, training + _PATIENCE))
-
-  def after(self, ended: jobs.Ended) -> None:
+      ended = yield jobs.Command(self.name, words, self._output, max_seconds=min(left, most))
+    else:
+      words = [*words, f'max_minutes={training / 60:g}', '--run', str(run)]
+      ended = yield jobs.Command(self.name, words, max_seconds=min(left, training + _PATIENCE))
     if ended.code == -9:
       raise self._failed(f'killed after {ended.wall_seconds:.0f} s')
-    if ended.code:
-      raise self._failed(str(self.failure(ended)))
-    run = self._section.run
     try:
+      self.check(ended)
       measured = _figures(self._output) if run is None else _run(run)
+    except jobs.Failed as failed:
+      raise self._failed(str(failed)) from None
     except (LookupError, ValueError) as error:
       raise self._failed(f'wrote no results: {error!r}') from None
     self._report.write(self.name, {'seconds': ended.wall_seconds, **measured})

@@ -7,7 +7,7 @@ import itertools
 import os
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -174,16 +174,14 @@ class Training(jobs.Job):
     self.run, self.name = run, run.folder.name
     self.log = run.folder / 'logs' / 'train.log'
 
-  def begin(self) -> jobs.Command:
+  def commands(self) -> Generator[jobs.Command, jobs.Ended, None]:
     try:
       folder_lib.open_run(self.run.folder, self.run.config)  # so the command needs no other flag
     except ValueError as error:
       raise jobs.Failed(str(error)) from None
-    return jobs.Command('training', ['train', '--trust', '--run', str(self.run.folder)])
-
-  def after(self, ended: jobs.Ended) -> None:
-    if ended.code:
-      raise self.failure(ended)
+    self.check(
+      (yield jobs.Command('training', ['train', '--trust', '--run', str(self.run.folder)]))
+    )
     if not folder_lib.has_finished(self.run.folder):
       raise jobs.Failed('training was stopped before its end; the same command resumes it')
 

@@ -5,7 +5,7 @@ import json
 import pathlib
 import platform
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 from hephaestus.actors import environments
@@ -148,36 +148,24 @@ class _Job(jobs.Job):
     self._folder = settings.folder(run)
     self._evaluation = self._folder.with_name(f'{self._folder.name}.evaluation')
 
-  def begin(self) -> jobs.Command:
+  def commands(self) -> Generator[jobs.Command, jobs.Ended, None]:
     self._folder.parent.mkdir(parents=True, exist_ok=True)
-    return jobs.Command('training', train_command(self.run, self._settings))
-
-  def after(self, ended: jobs.Ended) -> jobs.Command | None:
-    is_training = ended.label == 'training'
-    if is_training:
-      self._note_attempt(ended)
-    if ended.code:
-      raise self.failure(ended)
-    if not is_training:
-      self._rows.write(self._row())
-      self._evaluation.unlink()
-      return None
+    ended = yield jobs.Command('training', train_command(self.run, self._settings))
+    self._note_attempt(ended)
+    self.check(ended)
     if not folder_lib.has_finished(self._folder):
       raise jobs.Failed('training was stopped before its end; the same command resumes it')
-    return jobs.Command('evaluation', evaluate_command(self.run, self._settings), self._evaluation)
+    command = evaluate_command(self.run, self._settings)
+    self.check((yield jobs.Command('evaluation', command, self._evaluation)))
+    self._rows.write(self._row())
+    self._evaluation.unlink()
 
   def _note_attempt(self, ended: jobs.Ended) -> None:
     if self._folder.exists():
       attempts = metrics.JsonLines(self._folder / ATTEMPTS)
       (core,) = ended.cores
-      attempts.write(
-        {
-          'core': core,
-          'exit_code': ended.code,
-          'cpu_seconds': ended.cpu_seconds,
-          'wall_seconds': ended.wall_seconds,
-        }
-      )
+      times = {'cpu_seconds': ended.cpu_seconds, 'wall_seconds': ended.wall_seconds}
+      attempts.write({'core': core, 'exit_code': ended.code, **times})
       attempts.close()
 
   def _row(self) -> dict[str, Any]:
