@@ -275,7 +275,6 @@ def override(
   All values are replaced before they are checked against each other.
 
   Args:
-    config: config to copy.
     assignments: texts 'key=value', such as 'agent.ensemble_size=3', 'environment.size=8',
       'replay.strata[0].max_size=256' or
       'replay.strata=[{name: episodic, max_size: 50000, share: 1.0}]'.
@@ -476,10 +475,6 @@ def _leaves(tree: Any, path: str = '') -> dict[str, Any]:
 
 def conflicts(old: ExperimentConfig, new: ExperimentConfig) -> list[str]:
   """Finds keys that differ but may not change when a run resumes, see `FREE`.
-
-  Args:
-    old: config of the run's folder.
-    new: config with which the run would resume.
 
   Returns:
     A line for each such key, with both values; empty if the run can resume.

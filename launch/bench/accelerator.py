@@ -81,8 +81,6 @@ def sections(preset: str, folder: pathlib.Path, *, rehearse: bool = False) -> li
   """Lists all sections, the most important ones first.
 
   Args:
-    preset: preset of the training runs.
-    folder: folder in which each training run gets its own.
     rehearse: whether to use the smallest sizes and times, for a test on the CPU.
 
   Returns:
@@ -130,10 +128,6 @@ class Report:
   def __init__(self, path: pathlib.Path, *, rehearsal: bool):
     """Reads the file if it exists.
 
-    Args:
-      path: path of the file.
-      rehearsal: whether this is a rehearsal.
-
     Raises:
       ValueError: the file is not one of this command, or only one of file and call is a rehearsal.
     """
@@ -157,7 +151,6 @@ class Report:
     """Adds or replaces a section, and writes the file.
 
     Args:
-      name: name of the section.
       section: its results, or {'error': reason}; time, commit and version of JAX are added.
     """
     self._content['sections'][name] = {
@@ -306,11 +299,7 @@ def measure(
   A section that fails is written with its error, and is measured again by the next call.
 
   Args:
-    chosen: the sections.
-    report: where their results are written.
     minutes: time limit of all of them together.
-    logs: folder for the output of each section.
-    say: function that prints a line of progress.
 
   Returns:
     The exit code: 0, 1 if a section failed, or 130 after Ctrl-C.

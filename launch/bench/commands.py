@@ -40,8 +40,6 @@ def _measures(
   """Adds --seconds and --json, and makes the parser's command show figures.
 
   Args:
-    parser: parser of the command.
-    figures: measures, and returns figures.
     limit: what the figures are compared with.
     seconds: default of --seconds.
     what: help of --seconds.

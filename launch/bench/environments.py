@@ -135,7 +135,6 @@ def _prepare(make: MakeEnvironment, size: int, num_envs: int, seed: int) -> floa
   """Compiles the steps of a share and resets its environments; returns the seconds of compiling.
 
   Args:
-    make: makes the environment.
     size: number of parallel environments of this share.
     num_envs: number of parallel environments of all shares together.
     seed: seed of the share, different for each.

@@ -126,7 +126,6 @@ def of_predictions(
   """Checks the dynamics, the reward head, the continue head, novelty and the critic.
 
   Args:
-    found: predictions of the agent.
     explained: results of the probes on random steps, which help to find the likely cause; or None.
 
   Returns:
@@ -255,8 +254,6 @@ def of_metrics(
   """Checks the metrics that the learner and the evaluator of a run have written.
 
   Args:
-    folder: folder of the run.
-    config: config of the run.
     random_return: mean return of the random policy and its standard error; None where unknown.
 
   Returns:
@@ -318,9 +315,6 @@ def _halves(warning: str) -> tuple[str, str]:
 
 def of_rows(rows: Sequence[Mapping[str, Any]]) -> list[check_lib.Check]:
   """Checks the metrics of a learner.
-
-  Args:
-    rows: rows of its metrics, the oldest first.
 
   Returns:
     The checks; none without a row.

@@ -45,8 +45,6 @@ def judge(
   """Checks that a number lies between two limits; one that could not be measured is fine.
 
   Args:
-    part: see `Check`.
-    name: see `Check`.
     value: the number; None or NaN if it could not be measured.
     above: smallest acceptable value; None for no limit.
     below: largest acceptable value; None for no limit.
@@ -81,7 +79,6 @@ def show(target: str, checks: Sequence[Check], console: rich.console.Console | N
 
   Args:
     target: name of the run or environment, for the summary line.
-    checks: all checks.
     console: where to print; stdout by default.
   """
   console = console or console_lib.make()

@@ -223,7 +223,6 @@ def of_config(
   """Reports the consequences of a config for an environment: sizes, memory and warnings.
 
   Args:
-    config: config of a run in the environment.
     streams: steps of the random policy, for the length of its episodes.
   """
   checks = []

@@ -24,7 +24,6 @@ def check(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> list[
   """Checks stored sequences, or ratio and duplicates of a fused run, and describes the strata.
 
   Args:
-    folder: folder of the run.
     config: config of the run, whose agent must be off-policy.
 
   Returns:
@@ -58,7 +57,6 @@ def of_states(
 
   Args:
     policy: policy of a run of the dreamer, with all parameters.
-    folder: folder of the run.
     seed: seed of latents and of the choice of sequences.
 
   Returns:

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-  """Adds the commands `train` and `config`.
-
-  Args:
-    commands: sub-parsers of the command line.
-  """
+  """Adds the commands `train` and `config`."""
   parser = commands.add_parser(
     'train',
     allow_abbrev=False,
@@ -86,10 +82,6 @@ def _config(request: request_lib.TrainRequest) -> int:
 
 def begin(request: request_lib.TrainRequest, config: Any) -> int:
   """Checks a run, makes or opens its folder, and trains until it ends.
-
-  Args:
-    request: what the user asks for.
-    config: config of the run, from `request.make_config`.
 
   Returns:
     The exit code, of `fused.train` or `local.train`.

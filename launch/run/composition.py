@@ -42,7 +42,6 @@ class Launch:
     """Makes the logger of a node's metrics, as the config asks for it.
 
     Args:
-      name: name of the node.
       resume: learner step from which the run resumes; later rows are dropped. None keeps all rows.
       also: further loggers that get each row.
     """
@@ -62,7 +61,6 @@ class Launch:
     """Makes the evaluation of the run: its episodes, videos and logger.
 
     Args:
-      parts: parts of the run.
       should_stop: returns whether the process was asked to stop.
       resume: see `make_logger`.
     """
@@ -95,8 +93,6 @@ class Launch:
     """Makes the training loop of the run, with its limits and checkpoints.
 
     Args:
-      source: supplies batches, and does the updates.
-      hooks: callbacks to this process.
       group: the processes that learn as one. Only the first saves and is traced.
 
     Raises:

@@ -37,9 +37,7 @@ def build(
   """Makes the program of a run for these devices, not yet compiled.
 
   Args:
-    config: config of the run.
     parts: parts of the run; a `stepped.HostProgram` steps its environment if it is not in JAX.
-    devices: devices that share the work.
     should_stop: called after each step of an environment on the host; True ends its unroll.
 
   Raises:
@@ -118,7 +116,6 @@ def check_estimate(
   """Returns a warning if a program may not fit into memory once compiled; None if it should fit.
 
   Args:
-    config: config of the run.
     memory: estimated bytes on each device; the size of the replay is known exactly.
     available: bytes of memory of each device; None where unknown.
     num_devices: number of devices that share the environments.
@@ -162,7 +159,6 @@ def check_compiled(
   """Raises ValueError, with a remedy, if a compiled program does not fit into the memory of a device.
 
   Args:
-    config: config of the run.
     memory: estimated bytes on each device; state and replay do not shrink with the batch.
     needed: bytes that the program needs on each device, as it was compiled.
     available: bytes of memory of each device.
@@ -250,8 +246,6 @@ def train(
   """Trains until the run is over, interrupted or failed.
 
   Args:
-    prepared: the parts of the run, made by `prepare`.
-    folder: folder of the run, made by `folder.open_run`.
     reset_moments: whether the optimizer is reset if the run resumes from a checkpoint.
     profile: learner updates to trace; None for none.
 

@@ -62,11 +62,8 @@ def train(
   """Runs all nodes, or a host's share of them, until the run ends, is interrupted or fails.
 
   Args:
-    config: config of the run.
-    folder: folder of the run, made by `folder.open_run`.
     forks: forks the nodes; None: each node is a new program, which imports everything itself.
     share: nodes of this host, in a run on several; None for all nodes.
-    exposed: whether other machines may reach replay here.
     profile: learner updates to trace; actor 0 is traced at about the same time. None for no trace.
     tracing_seconds: time that the launcher took to trace the agent, which tells how fast this machine
       is; None if unknown, then no time of the start is estimated.

@@ -152,9 +152,7 @@ def build_learner(launch: composition.Launch, rank: int, replay: Clients) -> loo
   """Makes the learner node, or one of the processes of a learner that has several.
 
   Args:
-    launch: launch of the run.
     rank: index of the process in a learner of several, from 0.
-    replay: clients of all shards of replay.
 
   Raises:
     ValueError: the newest checkpoint is of another config, or a batch does not divide over the devices.

@@ -38,7 +38,6 @@ def load(text: str, config: launch_config.ExperimentConfig) -> Origin:
 
   Args:
     text: RUN[@best|@STEP], as given to --from.
-    config: config of the new run.
 
   Raises:
     ValueError: there is no such checkpoint, or its arrays have other shapes than the new run's.
@@ -67,7 +66,6 @@ def unfinished(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> 
 
   Args:
     folder: folder of the run, which may be new.
-    config: config of the run.
 
   Returns:
     The origin, with which a stopped run begins again; None for any other run.
@@ -91,9 +89,6 @@ def begin(
   """Writes the first checkpoint of a new run: step 0, with the parameters of its origin.
 
   Args:
-    origin: parameters to begin with.
-    config: config of the new run.
-    folder: folder of the new run, made by `folder.open_run`.
     program: the `unrolled.FusedProgram` of a fused run; None for a run with actors.
 
   Returns:

@@ -72,7 +72,6 @@ def make_parts(
   """Makes the parts of a run, without any array.
 
   Args:
-    config: config of the run.
     should_stop: for the unroll, see `rollout.make_unroll`.
 
   Raises:
@@ -115,7 +114,6 @@ def checkpointer(
   """Opens the checkpoints of a run.
 
   Args:
-    run: folder of the run.
     keep: number of newest checkpoints to keep, in addition to the best one: the one nearest to the
       evaluation with the highest mean episode return.
     read_only: whether nothing may be written or deleted.
@@ -138,7 +136,6 @@ def saved_train(run: pathlib.Path, like: Any, step: int | None = None) -> tuple[
   """Learner step and train state of one of a run's checkpoints; None if there is no intact one.
 
   Args:
-    run: folder of the run.
     like: shapes and dtypes of the state in its checkpoints, or of the parts to restore.
     step: learner step of the checkpoint; None for the newest that is intact.
 
@@ -158,7 +155,6 @@ def find_train(run: pathlib.Path, like: Any, which: str | None) -> tuple[int, An
   """Learner step and train state of the checkpoint that a user has chosen.
 
   Args:
-    run: folder of the run.
     like: shapes and dtypes of the state in its checkpoints, or of the parts to restore.
     which: a learner step, or 'best'; None for the newest.
 

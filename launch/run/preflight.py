@@ -93,7 +93,6 @@ def check_memory(
   If the learner trains on the CPU here, the agent's sizes are checked as well.
 
   Args:
-    config: config of the run.
     shards: number of shards of replay on this machine; None for all.
     learns: whether the learner runs on this machine.
 

@@ -26,9 +26,7 @@ class _ReplayNode(lp.ReverbNode):
   """A Launchpad node that runs `tables.make_server` in place of Launchpad's own Reverb server.
 
   Args:
-    config: config of the run.
     directory: folder of the server's checkpoints.
-    exposed: whether other machines may reach the server.
   """
 
   def __init__(self, config: launch_config.ExperimentConfig, directory: str, exposed: bool):

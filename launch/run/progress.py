@@ -77,7 +77,6 @@ class Progress:
     """Initializes the line.
 
     Args:
-      config: config of the run.
       folder: folder of the run, whose metrics are read.
       starting: text shown until environment steps or updates of this launch are known.
       tracing_seconds: time that the launcher took to trace the agent, which tells how fast this
@@ -268,8 +267,6 @@ def make(
   """Makes the progress line that suits the nodes of a host.
 
   Args:
-    config: config of the run.
-    folder: folder of the run.
     nodes: names of the nodes on this host.
     tracing_seconds, grows: see `Progress`.
   """
@@ -324,8 +321,6 @@ def farewell(folder: pathlib.Path, config: launch_config.ExperimentConfig, inter
   """Prints the last line of a run that has ended in order.
 
   Args:
-    folder: folder of the run.
-    config: config of the run.
     interrupted: number of the signal that has stopped the run; 0 if it has finished.
 
   Returns:
@@ -353,10 +348,8 @@ class Warnings:
     """Initializes the warnings; metrics from before this call are ignored.
 
     Args:
-      config: config of the run.
       folder: folder of the run, whose metrics are read.
       events: log to which each warning is written.
-      say: prints a line.
     """
 
     self._events, self._say = events, say

@@ -142,7 +142,6 @@ def shares(runs: Sequence[SweepRun], asked: int | None) -> list[list[int]]:
   then trained one after another.
 
   Args:
-    runs: runs that are left to train.
     asked: number of runs at a time, from --jobs; None to choose it as above.
 
   Returns:

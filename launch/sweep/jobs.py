@@ -129,7 +129,6 @@ def run_all(
   Args:
     jobs: jobs to run, started in this order.
     cores: core indices of each share; one job at a time runs on a share.
-    say: called with each line of progress.
 
   Returns:
     The exit code, and the number of jobs that are not done.

@@ -120,10 +120,6 @@ def missing(runs: Sequence[SuiteRun], settings: Settings) -> list[SuiteRun]:
 
   A row with another step budget does not count, because the suite has changed since.
 
-  Args:
-    runs: the runs that are asked for.
-    settings: their settings.
-
   Raises:
     ValueError: a row with the same label has other settings.
   """
@@ -229,10 +225,7 @@ def run_all(
   a second one at once.
 
   Args:
-    runs: the runs to do.
-    settings: the settings of all of them.
     cores: IDs of the CPU cores to use, one for each run at a time.
-    say: function that prints a line of progress.
 
   Returns:
     The exit code: 0, 1 if a run failed, or 130 after Ctrl-C.

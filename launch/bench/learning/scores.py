@@ -53,9 +53,6 @@ def read(folder: pathlib.Path) -> tuple[list[Ended], int]:
   These are the metrics of the actors, or of the learner of a fused run, which acts itself. Steps that
   a resumed run has repeated count once.
 
-  Args:
-    folder: folder of the run.
-
   Returns:
     The episodes between rows of metrics, and the number of environment steps so far.
   """
@@ -87,7 +84,6 @@ def curve(spans: Sequence[Ended], steps: int, last_step: int) -> Points:
 
   Args:
     spans: episodes of a run, see `read`.
-    steps: number of environment steps of its budget.
     last_step: number of environment steps that it has made.
 
   Returns:
@@ -125,7 +121,6 @@ def retention(points: Sequence[float], base: float, target: float | None = None)
 
   Args:
     points: mean episode return of each tenth, at least one.
-    base: score of a random policy.
     target: target score of the task; None if it has none.
   """
   fifths = [sum(pair) / 2 for pair in itertools.pairwise(points)] or list(points)
@@ -148,8 +143,6 @@ def reaches_target(task: suite.Task, points: Points, sampled: float | None) -> b
   """Whether a run reaches the target score of its task; None for a task without a target.
 
   Args:
-    task: task of the run.
-    points: curve of the run.
     sampled: mean episode return of its evaluation with sampled actions; None if unknown, which does
       not reach a target of that evaluation.
   """
@@ -163,8 +156,6 @@ def beats_ppo(task: suite.Task, points: Points, ppo: Sequence[Points]) -> bool |
   """Whether a curve is above PPO's times `task.times_ppo` at equal steps.
 
   Args:
-    task: task of the runs.
-    points: curve of a run of another agent.
     ppo: curves of PPO's runs, whose median counts.
 
   Returns:
@@ -188,8 +179,6 @@ def row(task: suite.Task, folder: pathlib.Path, evaluations: dict[str, Any]) -> 
   """Makes the scores of a finished run, which are part of its row of results.
 
   Args:
-    task: task of the run.
-    folder: folder of the run.
     evaluations: mean episode returns after the last step, of the agent with 'greedy' and with 'sampled'
       actions, and of the 'random' policy.
 
