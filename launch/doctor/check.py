@@ -54,7 +54,7 @@ def judge(
   Returns:
     The check; with `cause` and `remedy` only if the number is outside of the limits.
   """
-  known = None if value is None or math.isnan(value) else float(value)
+  known = note(part, name, value).value
   pairs = (('at least', above), ('at most', below))
   limits = [f'{word} {limit:.3g}' for word, limit in pairs if limit is not None]
   is_fine = known is None or (
@@ -83,13 +83,8 @@ def show(target: str, checks: Sequence[Check], console: rich.console.Console | N
   """
   console = console or console_lib.make()
   table = rich.table.Table(box=None, header_style='bold')
-  for heading, justify in (
-    ('part', 'left'),
-    ('number', 'left'),
-    ('value', 'right'),
-    ('fine', 'left'),
-  ):
-    table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+  for heading in ('part', 'number', 'value', 'fine'):
+    table.add_column(heading, justify='right' if heading == 'value' else 'left')
   part = None
   parts = list(dict.fromkeys(check.part for check in checks))
   for check in sorted(checks, key=lambda check: parts.index(check.part)):
