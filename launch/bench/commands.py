@@ -303,10 +303,19 @@ def _learning_settings(arguments: argparse.Namespace) -> Any:
 
 
 def _learner_figures(arguments: argparse.Namespace) -> Any:
+  """Measures the update of a named size, or of a preset and an environment."""
+  from hephaestus.launch.bench import end_to_end
   from hephaestus.learner import bench as learner_bench
 
+  if arguments.size is None:
+    config = flags.preset_config(arguments)
+    work = end_to_end.make_work(config, str(config.environment['name']))
+  elif arguments.preset or arguments.env or arguments.set:
+    raise ValueError(f'--size {arguments.size}: takes neither --preset, --env nor --set')
+  else:
+    work = learner_bench.Work.of_size(arguments.size)
   return learner_bench.update(
-    _learner_work(arguments).changed(**{name: getattr(arguments, name) for name in CHANGES}),
+    work.changed(**{name: getattr(arguments, name) for name in CHANGES}),
     arguments.boredom,
     seconds=arguments.seconds,
     phases=arguments.phases,
@@ -362,25 +371,3 @@ def _replay_figures(arguments: argparse.Namespace) -> Any:
       **given,
     )
   return [learner_bench.Figure(*row) for row in rows]
-
-
-def _learner_work(arguments: argparse.Namespace) -> Any:
-  """Returns the update to measure, by a named size, or by a preset and an environment."""
-  from hephaestus.launch.agents import dreamer
-  from hephaestus.learner import bench as learner_bench
-
-  if arguments.size is not None:
-    if arguments.preset or arguments.env or arguments.set:
-      raise ValueError(f'--size {arguments.size}: takes neither --preset, --env nor --set')
-    return learner_bench.Work.of_size(arguments.size)
-  config = flags.preset_config(arguments)
-  agent_config, learner_config = dreamer.settings(config)
-  environment = config.make_environment()
-  return learner_bench.Work(
-    name=str(config.environment['name']),
-    agent=agent_config,
-    learner=learner_config,
-    observation_spec=environment.observation_spec,
-    action_spec=environment.action_spec,
-    sequence_length=config.actor.sequence_length,
-  )
