@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import pathlib
 import shutil
-import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from typing import NamedTuple
@@ -162,7 +161,10 @@ def _announce(
     for shard in here:
       print(f'{shards[shard]} listens at port {_port_of(addresses[shard])}: {reach}', flush=True)
   if coordinator is not None and (share is None or learners[0] in share.nodes):
-    preflight.check_coordinator(coordinator)
+    address, port = coordinator.rsplit(':', 1)
+    refusal = 'cannot be used on this host ({}); give one of its own addresses, and a free port'
+    keys = f'learner.address={address}, learner.port={port}'
+    preflight.check_listening(address, int(port), f'{keys}: {refusal}')
     reach = preflight.coordinator_reach(coordinator)
     print(f'{learners[0]} listens at {coordinator}: {reach}', flush=True)
   launch = dataclasses.replace(
@@ -171,29 +173,22 @@ def _announce(
   return launch, addresses
 
 
-def _check_port(port: int | None) -> int:
-  """Returns the given port, or a free one for None; ValueError if replay cannot listen at it."""
-  if port is None:
-    return portpicker.pick_unused_port()
-  with socket.socket(socket.AF_INET6) as probe:
-    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-      probe.bind(('::', port))
-    except OSError as error:
-      raise ValueError(
-        f'replay.port={port}: cannot be used ({error.strerror}); give another, or null for a free one'
-      ) from None
+def _check_port(port: int) -> int:
+  """Returns the port; ValueError if replay cannot listen at it."""
+  refusal = f'replay.port={port}: cannot be used ({{}}); give another, or null for a free one'
+  preflight.check_listening('::', port, refusal)
   return port
 
 
 def _free_ports(config: launch_config.ExperimentConfig) -> list[int]:
   """Chooses a port for each shard of replay; ValueError if replay cannot listen at a configured one."""
-  ports: list[int] = []
-  while len(ports) < config.replay.num_shards:
-    first = config.replay.port
-    port = _check_port(None if first is None else first + len(ports))
-    ports += [] if port in ports else [port]
-  return ports
+  first, count = config.replay.port, config.replay.num_shards
+  if first is not None:
+    return [_check_port(first + shard) for shard in range(count)]
+  ports: set[int] = set()
+  while len(ports) < count:
+    ports.add(portpicker.pick_unused_port())
+  return list(ports)
 
 
 @contextlib.contextmanager

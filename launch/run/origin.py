@@ -44,7 +44,7 @@ def load(text: str, config: launch_config.ExperimentConfig) -> Origin:
   """
   folder, which = request_lib.parse_origin(text)
   try:
-    step, train = _find_train(folder, which)
+    step, train = parts_lib.find_train(folder, _shapes(folder_lib.load_config(folder)), which)
   except ValueError as error:
     raise ValueError(f'--from {text}: {str(error).removeprefix("--checkpoint ")}') from None
   fields = {name: getattr(train, name) for name in COPIED if hasattr(train, name)}
@@ -117,12 +117,6 @@ def begin(
     saver.save(0, state)
     saver.wait()
   return f'begins with the parameters of {origin.text}, update {origin.step:,}'
-
-
-def _find_train(folder: pathlib.Path, which: str | None) -> tuple[int, Any]:
-  """Restores (learner step, train state) of a checkpoint of a run; ValueError where there is none."""
-  config = folder_lib.load_config(folder)
-  return parts_lib.find_train(folder, _shapes(config), which)
 
 
 def _shapes(config: launch_config.ExperimentConfig) -> Any:

@@ -240,18 +240,20 @@ def reach(exposed: bool) -> tuple[bool, str]:
   return True, f'reachable without a password from every machine that reaches this one{why}'
 
 
-def check_coordinator(address: str) -> None:
-  """Raises ValueError if the learner's first process cannot listen at HOST:PORT on this machine."""
-  host, port = address.rsplit(':', 1)
-  with socket.socket() as probe:
+def check_listening(host: str, port: int, refusal: str) -> None:
+  """Raises ValueError if nothing can listen at this port of this machine, with `refusal` around the reason.
+
+  Args:
+    host: address to listen at, '::' for all.
+    port: port to listen at.
+    refusal: message, with {} for the reason.
+  """
+  with socket.socket(socket.AF_INET6 if ':' in host else socket.AF_INET) as probe:
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-      probe.bind((host, int(port)))
+      probe.bind((host, port))
     except OSError as error:
-      raise ValueError(
-        f'learner.address={host}, learner.port={port}: cannot be used on this host '
-        f'({error.strerror}); give one of its own addresses, and a free port'
-      ) from None
+      raise ValueError(refusal.format(error.strerror)) from None
 
 
 def coordinator_reach(address: str) -> str:

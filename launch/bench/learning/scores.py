@@ -31,22 +31,6 @@ class Ended(NamedTuple):
   mean: float
 
 
-class Summary(NamedTuple):
-  """Scores of a run, each None if no episode has ended.
-
-  Attributes:
-    curve: mean episode return in each tenth of the steps.
-    final: mean episode return in the last tenth that was begun.
-    area: mean of the curve.
-    retention: share of the best score that the end retains, see the function `retention`.
-  """
-
-  curve: Points
-  final: float | None
-  area: float | None
-  retention: float | None
-
-
 def read(folder: pathlib.Path) -> tuple[list[Ended], int]:
   """Reads the episodes while acting from a run's metrics.
 
@@ -131,12 +115,19 @@ def retention(points: Sequence[float], base: float, target: float | None = None)
   return (fifths[-1] - base) / (best - base)
 
 
-def summary(points: Points, base: float, target: float | None = None) -> Summary:
-  """Summarises the curve of a run; see `retention` for `base` and `target`."""
+def summary(points: Points, base: float, target: float | None = None) -> dict[str, Any]:
+  """Summarises the curve of a run; see `retention` for `base` and `target`.
+
+  Returns:
+    {'curve': mean episode return in each tenth of the steps, 'final': the mean in the last tenth that was
+    begun, 'area': mean of the curve, 'retention': see `retention`}; the last three are None if no episode
+    has ended.
+  """
   known = [point for point in points if point is not None]
-  if not known:
-    return Summary(points, None, None, None)
-  return Summary(points, known[-1], sum(known) / len(known), retention(known, base, target))
+  numbers: tuple[float | None, ...] = (None, None, None)
+  if known:
+    numbers = known[-1], sum(known) / len(known), retention(known, base, target)
+  return {'curve': points, **dict(zip(('final', 'area', 'retention'), numbers, strict=True))}
 
 
 def reaches_target(task: suite.Task, points: Points, sampled: float | None) -> bool | None:
@@ -183,18 +174,17 @@ def row(task: suite.Task, folder: pathlib.Path, evaluations: dict[str, Any]) -> 
       actions, and of the 'random' policy.
 
   Returns:
-    {'steps', 'updates', 'episodes': numbers of each while training, the fields of `Summary`, the items
+    {'steps', 'updates', 'episodes': numbers of each while training, the items of `summary`, the items
     of `evaluations`, 'target': required score, 'reached': see `reaches_target`}
   """
   spans, last_step = read(folder)
   points = curve(spans, task.steps, last_step)
-  found = summary(points, evaluations['random'], task.target)
   updates = (metrics.last(folder / 'metrics' / 'learner.jsonl') or {}).get('learner_step')
   return {
     'steps': last_step,
     'updates': updates,
     'episodes': sum(span.episodes for span in spans),
-    **found._asdict(),
+    **summary(points, evaluations['random'], task.target),
     **evaluations,
     'target': task.target,
     'reached': reaches_target(task, points, evaluations['sampled']),
