@@ -62,13 +62,10 @@ def load(text: str, config: launch_config.ExperimentConfig) -> Origin:
 
 
 def unfinished(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> Origin | None:
-  """Loads the checkpoint that a run --from another begins with, if the run has no checkpoint of its own yet.
-
-  Args:
-    folder: folder of the run, which may be new.
+  """Loads the origin with which a run begins again that was stopped before its first checkpoint.
 
   Returns:
-    The origin, with which a stopped run begins again; None for any other run.
+    The origin; None for any other run, also where the folder is new.
 
   Raises:
     ValueError: the origin cannot be restored any more, see `load`.

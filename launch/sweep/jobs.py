@@ -90,18 +90,6 @@ class Job(abc.ABC):
       raise Failed(f'{ended.label} ended with exit code {ended.code}: {last}')
 
 
-class Outcome(NamedTuple):
-  """How `run_all` ended.
-
-  Attributes:
-    code: exit code: 0, 1 if a job failed, or `INTERRUPTED` after a signal.
-    left: number of jobs that are not done.
-  """
-
-  code: int
-  left: int
-
-
 def available_cores(jobs: int | None = None) -> list[int]:
   """Lists the indices of the CPU cores that this process may use.
 
@@ -120,7 +108,7 @@ def available_cores(jobs: int | None = None) -> list[int]:
 
 def run_all(
   jobs: Sequence[Job], cores: Sequence[Collection[int]], say: Callable[[str], None]
-) -> Outcome:
+) -> tuple[int, int]:
   """Runs jobs, as many at a time as there are shares of the cores.
 
   A job that fails is reported, and the others continue. SIGINT, SIGTERM or SIGHUP stops the running
@@ -131,7 +119,8 @@ def run_all(
     cores: core indices of each share; one job at a time runs on a share.
 
   Returns:
-    The exit code, and the number of jobs that are not done.
+    The exit code, 0, 1 if a job failed, or `INTERRUPTED` after a signal; and the number of jobs that are
+    not done.
   """
   with supervisor.Interrupts() as interrupts:
     pool = _Pool(jobs, cores, say)
@@ -143,7 +132,7 @@ def run_all(
         pool.interrupt(again=passed_on > 1)
       time.sleep(POLL_SECONDS)
   code = INTERRUPTED if interrupts.count else 1 if pool.failed else 0
-  return Outcome(code, pool.left)
+  return code, pool.left
 
 
 class _Child:

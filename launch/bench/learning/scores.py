@@ -66,13 +66,8 @@ def curve(spans: Sequence[Ended], steps: int, last_step: int) -> Points:
   into the next counts in both by its share. A tenth in which no episode ended has the mean of the
   tenth before, or of the first that has one.
 
-  Args:
-    spans: episodes of a run, see `read`.
-    last_step: number of environment steps that it has made.
-
-  Returns:
-    The mean of each tenth; None for those that begin at `last_step` or later, and None for all if no
-    episode has ended.
+  The mean is None for a tenth that begins at `last_step`, the last step of the run, or later, and for all if
+  no episode has ended.
   """
   edges = np.linspace(0, steps, suite.NUM_POINTS + 1)
   points: Points = []
@@ -103,9 +98,8 @@ def retention(points: Sequence[float], base: float, target: float | None = None)
   result is at most 1; it is negative where the end is worse than the random policy. It is 1 where
   nothing was learned: best - base is at most a tenth of the largest of |base|, |best| and |target|.
 
-  Args:
-    points: mean episode return of each tenth, at least one.
-    target: target score of the task; None if it has none.
+  `points` are the means of the tenths, at least one; `base` is the score of a random policy, and `target` the
+  task's, if it has one.
   """
   fifths = [sum(pair) / 2 for pair in itertools.pairwise(points)] or list(points)
   best = max(fifths)
@@ -133,9 +127,7 @@ def summary(points: Points, base: float, target: float | None = None) -> dict[st
 def reaches_target(task: suite.Task, points: Points, sampled: float | None) -> bool | None:
   """Whether a run reaches the target score of its task; None for a task without a target.
 
-  Args:
-    sampled: mean episode return of its evaluation with sampled actions; None if unknown, which does
-      not reach a target of that evaluation.
+  `sampled`, the mean episode return of its evaluation with sampled actions, counts if the task says so.
   """
   if task.target is None:
     return None
@@ -144,14 +136,9 @@ def reaches_target(task: suite.Task, points: Points, sampled: float | None) -> b
 
 
 def beats_ppo(task: suite.Task, points: Points, ppo: Sequence[Points]) -> bool | None:
-  """Whether a curve is above PPO's times `task.times_ppo` at equal steps.
+  """Whether a curve is above the median of PPO's times `task.times_ppo`, in all tenths that the task compares.
 
-  Args:
-    ppo: curves of PPO's runs, whose median counts.
-
-  Returns:
-    Whether it is above in all tenths that the task compares; None if the task has no comparison, or if the
-    curve or all of PPO's lack a value in one.
+  None if the task has no comparison, or if the curve or all of PPO's lack a value in one.
   """
   if task.times_ppo is None:
     return None
