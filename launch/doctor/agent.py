@@ -136,22 +136,19 @@ def of_predictions(
   return [
     check_lib.judge(
       MODEL, 'nats lost by a wrong action',
-      np.mean(found.of_other) - np.mean(found.surprise),
-      above=0.02,
+      np.mean(found.of_other) - np.mean(found.surprise), above=0.02,
       cause='the model predicts as well with wrong actions: the environment ignores them or acts a '
       'step late, or the model has hardly learned',
       remedy='run hephaestus doctor on the environment, or train for longer',
     ),
     *_of_rewards(found, explained),
     check_lib.judge(
-      MODEL, 'P(continue) at ends', environment_checks.mean(found.end),
-      below=0.3,
+      MODEL, 'P(continue) at ends', environment_checks.mean(found.end), below=0.3,
       cause='the continue head does not see ends: values go on beyond them',
       remedy='show in the observation what ends an episode, or train for longer',
     ),
     check_lib.judge(
-      MODEL, 'P(continue) elsewhere', environment_checks.mean(found.lasts),
-      above=0.9,
+      MODEL, 'P(continue) elsewhere', environment_checks.mean(found.lasts), above=0.9,
       cause='the continue head sees ends where there are none, which shortens the future',
       remedy='train for longer, or show in the observation what ends an episode',
     ),
@@ -164,8 +161,7 @@ def of_predictions(
     ),
     check_lib.judge(
       POLICY, 'error of values, relative',
-      error / size if size > 1e-3 else None,
-      below=0.5,
+      error / size if size > 1e-3 else None, below=0.5,
       cause='values differ from the returns of the policy',
       remedy='see dreams below; lower learner.policy_learning_rate, or train for longer',
     ),
@@ -226,20 +222,17 @@ def of_dreams(found: fidelity.Summary) -> list[check_lib.Check]:
     ratio = last.imagined / last.real
   return [
     check_lib.judge(
-      DREAMS, 'P(continue) at ends, 1 step imagined', first.continues,
-      below=0.5,
+      DREAMS, 'P(continue) at ends, 1 step imagined', first.continues, below=0.5,
       cause='imagination continues where episodes end',
       remedy='train for longer, or show earlier in the observation what ends an episode',
     ),
     check_lib.judge(
-      DREAMS, 'wrong number, 1 step imagined', first.wrong,
-      below=0.5,
+      DREAMS, 'wrong number, 1 step imagined', first.wrong, below=0.5,
       cause='the model cannot predict the next observation: it is noise, or too much for its size',
       remedy='leave noise out of the observation, train for longer, or use a larger model',
     ),
     check_lib.judge(
-      DREAMS, f'imagined over real reward of {last.steps} steps', ratio,
-      above=0.5, below=2.0,
+      DREAMS, f'imagined over real reward of {last.steps} steps', ratio, above=0.5, below=2.0,
       cause='the policy learns from rewards that the environment does not give',
       remedy='train for longer, or shorten agent.horizon_max',
     ),
@@ -270,8 +263,7 @@ def of_metrics(
     mean, error = random_return
     checks.append(
       check_lib.judge(
-        RUN, 'newest return less random return', newest['episode_return'] - mean,
-        above=2 * error,
+        RUN, 'newest return less random return', newest['episode_return'] - mean, above=2 * error,
         cause='the agent is no better than the random policy',
         remedy='see the other findings; without any, train for longer',
       )

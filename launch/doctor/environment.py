@@ -121,8 +121,7 @@ def of_streams(streams: streams_lib.Streams, max_steps: int) -> list[check_lib.C
     check_lib.note(PART, 'length of a random episode', mean(streams.lengths)),
     check_lib.judge(
       PART, 'early ends marked as truncated',
-      mean(early),
-      below=0.0,
+      mean(early), below=0.0,
       cause='episodes end early with a discount of 1, so that values go on beyond their end',
       remedy='return a discount of 0 (gymnasium: terminated) where an episode really ends',
     ),
@@ -181,21 +180,18 @@ def of_probes(explained: Explained) -> list[check_lib.Check]:
   late = float(np.max(explained.change_late - explained.change))
   return [
     check_lib.judge(
-      PART, 'variance explained by the action', max(gains),
-      above=0.02,
+      PART, 'variance explained by the action', max(gains), above=0.02,
       cause='actions change neither the next observation nor the reward'
       + ('; the actions of the step before do' if late > MOST_LATE else ''),
       remedy='check that step() uses the action that it is given',
     ),
     check_lib.judge(
-      PART, 'more by the action before it', late,
-      below=MOST_LATE,
+      PART, 'more by the action before it', late, below=MOST_LATE,
       cause='the environment acts one step late',
       remedy='use the action in the step that it is given to, or show the pending one',
     ),
     check_lib.judge(
-      PART, 'variance of rewards explained', best,
-      above=0.05,
+      PART, 'variance of rewards explained', best, above=0.05,
       cause='the observation does not determine the reward',
       remedy='add to the observation the quantities that the reward depends on',
     ),

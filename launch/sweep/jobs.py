@@ -1,7 +1,6 @@
 """Jobs, each a sequence of `hephaestus` commands, run in parallel on shares of the CPU cores."""
 
 import abc
-import dataclasses
 import functools
 import math
 import os
@@ -11,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Generator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hephaestus.launch.processes import fork_server, supervisor
 
@@ -135,25 +134,35 @@ def run_all(
   return code, pool.left
 
 
-class _Child:
-  """A command of this project as a child process on some cores, killed with this process.
+class _Turn:
+  """A job and its running command, a child process on some cores that is killed with this process.
 
   Attributes:
-    label: label of the command.
+    job: the job.
+    number: its number among all jobs, as '[1/3]'.
+    commands: its commands.
+    cores: indices of the CPU cores that its commands have.
+    label: label of the running command.
   """
 
-  def __init__(self, command: Command, cores: Collection[int], log: pathlib.Path):
-    self.label, self._cores = command.label, cores
+  def __init__(self, job: Job, number: str):
+    self.job, self.number, self.commands = job, number, job.commands()
+    self.cores: Collection[int] = ()
+    self.label = ''
+
+  def start(self, command: Command) -> None:
+    """Starts a command."""
+    self.label = command.label
     self._max_seconds = math.inf if command.max_seconds is None else command.max_seconds
     self._begin = time.monotonic()
-    with open(log, 'a') as errors, open(command.output or os.devnull, 'w') as output:
+    with open(self.job.log, 'a') as errors, open(command.output or os.devnull, 'w') as output:
       self._popen = subprocess.Popen(
         [*COMMAND, *command.words],
         stdin=subprocess.DEVNULL,
         stdout=errors if command.output is None else output,
         stderr=errors,
         start_new_session=True,  # out of reach of the terminal's Ctrl-C, which is passed on in order
-        preexec_fn=functools.partial(_begin_child, os.getpid(), cores),
+        preexec_fn=functools.partial(_begin_child, os.getpid(), self.cores),
       )
 
   def poll(self) -> Ended | None:
@@ -168,7 +177,7 @@ class _Child:
       return None
     self._popen.returncode = os.waitstatus_to_exitcode(status)
     cpu_seconds = usage.ru_utime + usage.ru_stime
-    return Ended(self.label, self._popen.returncode, cpu_seconds, self.wall_seconds, self._cores)
+    return Ended(self.label, self._popen.returncode, cpu_seconds, self.wall_seconds, self.cores)
 
   @property
   def wall_seconds(self) -> float:
@@ -186,17 +195,6 @@ def _begin_child(parent_pid: int, cores: Collection[int]) -> None:
     os.sched_setaffinity(0, set(cores))
 
 
-@dataclasses.dataclass(eq=False)
-class _Turn:
-  """A job, its number among all jobs, and once it has begun its cores and running command."""
-
-  job: Job
-  number: str
-  commands: Generator[Command, Ended, None]
-  cores: Collection[int] = ()
-  child: Any = None
-
-
 class _Pool:
   """Jobs on shares of the cores.
 
@@ -209,10 +207,7 @@ class _Pool:
     self, jobs: Sequence[Job], cores: Sequence[Collection[int]], say: Callable[[str], None]
   ):
     self.failed, self.left = 0, len(jobs)
-    self._waiting = [
-      _Turn(job, f'[{number}/{len(jobs)}]', job.commands())
-      for number, job in enumerate(jobs, start=1)
-    ]
+    self._waiting = [_Turn(job, f'[{at}/{len(jobs)}]') for at, job in enumerate(jobs, start=1)]
     self._say = say
     self._free = list(cores)
     self._running: list[_Turn] = []
@@ -221,7 +216,7 @@ class _Pool:
   def interrupt(self, *, again: bool) -> None:
     """Sends SIGINT to all running commands, or with `again` SIGKILL."""
     for turn in self._running:
-      turn.child.send(signal.SIGKILL if again else signal.SIGINT)
+      turn.send(signal.SIGKILL if again else signal.SIGINT)
 
   def advance(self, *, stopping: bool) -> bool:
     """Starts commands, and handles those that have ended; returns whether a job runs or may still begin."""
@@ -231,13 +226,13 @@ class _Pool:
       self._next(turn, None, stopping=False)
     is_due = time.monotonic() - self._reported > PROGRESS_SECONDS
     for turn in list(self._running):
-      ended = turn.child.poll()
+      ended = turn.poll()
       if ended is not None:
         self._running.remove(turn)
         self._next(turn, ended, stopping=stopping)
       elif is_due:
-        line = turn.job.line(turn.child.wall_seconds)
-        self._say(f'{turn.number} {line} so far, {turn.child.label}')
+        line = turn.job.line(turn.wall_seconds)
+        self._say(f'{turn.number} {line} so far, {turn.label}')
     if is_due:
       self._reported = time.monotonic()
     return bool(self._running or (self._waiting and not stopping))
@@ -247,7 +242,7 @@ class _Pool:
     try:
       command = next(turn.commands) if ended is None else turn.commands.send(ended)
       if not stopping:
-        turn.child = _Child(command, turn.cores, turn.job.log)
+        turn.start(command)
         self._running.append(turn)
         return
     except StopIteration:
