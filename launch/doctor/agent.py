@@ -54,15 +54,12 @@ class Predictions(NamedTuple):
 
 
 def predict(policy: policy_lib.Policy, *, num_steps: int, seed: int) -> Predictions:
-  """Plays an agent with sampled actions, and collects its predictions and the actual outcomes.
+  """Plays a dreamer with sampled actions, and collects its predictions and the actual outcomes.
 
   Args:
     policy: policy of a run of the dreamer, with all parameters.
     num_steps: least number of environment steps to play.
     seed: seed of environments, actions and latents.
-
-  Returns:
-    Predictions and outcomes of all steps.
   """
   config = policy.config
   dreamer = config.record.make(
@@ -125,11 +122,7 @@ def of_predictions(
 ) -> list[check_lib.Check]:
   """Checks the dynamics, the reward head, the continue head, novelty and the critic.
 
-  Args:
-    explained: results of the probes on random steps, which help to find the likely cause; or None.
-
-  Returns:
-    A check for each part.
+  The results of the probes on random steps, `explained`, help to find the likely cause.
   """
   size = float(np.std(found.return_) + abs(np.mean(found.return_)))
   error = abs(float(np.mean(found.value) - np.mean(found.return_)))

@@ -20,13 +20,7 @@ from hephaestus.launch.interface import policy as policy_lib
 
 
 def of_environment(name: str, *, num_steps: int, seed: int) -> list[check_lib.Check]:
-  """Checks an environment, and the consequences of this machine's default preset for it.
-
-  Args:
-    num_steps: least number of environment steps to play with the random policy.
-
-  Returns:
-    All checks, also those that are fine.
+  """Checks an environment, and the consequences of this machine's default preset for it; see `of_run`.
 
   Raises:
     ValueError: the name is unknown, or its package is not installed.

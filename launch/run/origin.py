@@ -44,11 +44,12 @@ def load(text: str, config: launch_config.ExperimentConfig) -> Origin:
   """
   folder, which = request_lib.parse_origin(text)
   try:
-    step, train = parts_lib.find_train(folder, _shapes(folder_lib.load_config(folder)), which)
+    shapes = parts_lib.saved_shapes(folder_lib.load_config(folder))
+    step, train = parts_lib.find_train(folder, shapes, which)
   except ValueError as error:
     raise ValueError(f'--from {text}: {str(error).removeprefix("--checkpoint ")}') from None
   fields = {name: getattr(train, name) for name in COPIED if hasattr(train, name)}
-  like = parts_lib.train_part(_shapes(config))
+  like = parts_lib.train_part(parts_lib.saved_shapes(config))
   for name, value in fields.items():
     try:
       checkpoint.transplanted(value, getattr(like, name))
@@ -114,7 +115,3 @@ def begin(
     saver.save(0, state)
     saver.wait()
   return f'begins with the parameters of {origin.text}, update {origin.step:,}'
-
-
-def _shapes(config: launch_config.ExperimentConfig) -> Any:
-  return parts_lib.saved_shapes(config, parts_lib.make_parts(config))

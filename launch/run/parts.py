@@ -91,11 +91,10 @@ def make_parts(
   return Parts(environment, trained, make_unroll)
 
 
-def saved_shapes(config: launch_config.ExperimentConfig, parts: Parts) -> Any:
+def saved_shapes(config: launch_config.ExperimentConfig, parts: Parts | None = None) -> Any:
   """Shapes and dtypes of the state in the checkpoints of a run, without environments and replay; a tree."""
-  state = jax.eval_shape(
-    config.record.make_update(config, parts.trained, num_devices=1).init, _key()
-  )
+  trained = (parts or make_parts(config)).trained
+  state = jax.eval_shape(config.record.make_update(config, trained, num_devices=1).init, _key())
   if config.fused:
     from hephaestus.learner.sources import unrolled  # whose loop loading a policy does not need
 

@@ -162,7 +162,7 @@ def num_updates(config: launch_config.ExperimentConfig) -> int:
 def check_checkpoint(config: launch_config.ExperimentConfig, folder: pathlib.Path) -> None:
   """Raises ValueError if the run's newest checkpoint has other arrays than its config asks for."""
   if (folder / 'checkpoints').exists():
-    parts_lib.saved_train(folder, parts_lib.saved_shapes(config, parts_lib.make_parts(config)))
+    parts_lib.saved_train(folder, parts_lib.saved_shapes(config))
 
 
 def warnings(config: launch_config.ExperimentConfig) -> list[str]:

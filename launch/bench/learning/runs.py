@@ -97,14 +97,6 @@ def train_command(run: SuiteRun, settings: Settings) -> list[str]:
   ]  # fmt: skip
 
 
-def evaluate_command(run: SuiteRun, settings: Settings) -> list[str]:
-  """Command line, after `hephaestus`, that evaluates the newest checkpoint of a run by all EVALUATIONS."""
-  return [
-    'evaluate', str(settings.folder(run)), '--actions', *EVALUATIONS,
-    '--episodes', str(run.task.episodes), '--seed', str(run.seed), '--json',
-  ]  # fmt: skip
-
-
 def read_rows(out: pathlib.Path) -> list[dict[str, Any]]:
   """Reads the rows of a folder of results; of several rows of one run and label, only the newest."""
   found = {_key(row): row for row in metrics.read(out / ROWS)}
@@ -151,8 +143,11 @@ class _Job(jobs.Job):
     self.check(ended)
     if not folder_lib.has_finished(self._folder):
       raise jobs.Failed('training was stopped before its end; the same command resumes it')
-    command = evaluate_command(self.run, self._settings)
-    self.check((yield jobs.Command('evaluation', command, self._evaluation)))
+    evaluate = [
+      'evaluate', str(self._folder), '--actions', *EVALUATIONS,
+      '--episodes', str(self.run.task.episodes), '--seed', str(self.run.seed), '--json',
+    ]  # fmt: skip
+    self.check((yield jobs.Command('evaluation', evaluate, self._evaluation)))
     self._rows.write(self._row())
     self._evaluation.unlink()
 
@@ -219,16 +214,9 @@ def commit() -> str | None:
 def run_all(
   runs: Sequence[SuiteRun], settings: Settings, cores: Sequence[int], say: Callable[[str], None]
 ) -> int:
-  """Trains and evaluates runs, as many at a time as there are cores, and appends a row for each.
+  """Trains and evaluates runs, one at a time on each core (by its index), and appends a row for each.
 
-  A run that fails gets no row, and the others continue. The first Ctrl-C stops all of them in order,
-  a second one at once.
-
-  Args:
-    cores: IDs of the CPU cores to use, one for each run at a time.
-
-  Returns:
-    The exit code: 0, 1 if a run failed, or 130 after Ctrl-C.
+  A run that fails gets no row. Returns the exit code of `jobs.run_all`.
   """
   settings.out.mkdir(parents=True, exist_ok=True)
   rows = metrics.JsonLines(settings.out / ROWS)
