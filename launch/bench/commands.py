@@ -312,7 +312,7 @@ TARGETS = {
       ('--seeds N', [0, 1, 2], '(default: 0 1 2)'),
       ('--preset NAME', 'laptop', 'as of train (default: laptop)'),
       ('--set KEY=VALUE', [str], 'override the config of all runs, as an ablation; give it a --label'),
-      ('--label NAME', 'default', 'name of these settings in rows and tables'),
+      ('--label NAME', 'default', 'name of these settings in rows and tables (default: default)'),
       (
         '--out DIR', pathlib.Path('runs/bench-learning'),
         'folder of rows, runs, table and pictures (default: runs/bench-learning)',
