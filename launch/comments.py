@@ -1,11 +1,8 @@
 """Comments on the fields of dataclasses, read from docstrings and sources."""
 
-import ast
 import dataclasses
 import inspect
-import io
-import textwrap
-import tokenize
+import re
 
 
 def of(kind: type) -> dict[str, str]:
@@ -40,20 +37,7 @@ def attributes(docstring: str) -> dict[str, str]:
 
 def _comments_on_lines(kind: type) -> dict[str, str]:
   try:
-    source = textwrap.dedent(inspect.getsource(kind))
+    source = inspect.getsource(kind)
   except (OSError, TypeError):  # made by a program, or installed without its source
     return {}
-  by_line = {
-    token.start[0]: token.string.lstrip('# ')
-    for token in tokenize.generate_tokens(io.StringIO(source).readline)
-    if token.type == tokenize.COMMENT and token.line.strip() != token.string
-  }
-  (definition,) = ast.parse(source).body
-  assert isinstance(definition, ast.ClassDef)
-  return {
-    each.target.id: by_line[each.lineno]
-    for each in definition.body
-    if isinstance(each, ast.AnnAssign)
-    and isinstance(each.target, ast.Name)
-    and each.lineno in by_line
-  }
+  return dict(re.findall(r'^\s+(\w+): .*  # (.+)$', source, re.MULTILINE))

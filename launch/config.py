@@ -3,7 +3,6 @@
 import dataclasses
 import difflib
 import functools
-import io
 import math
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -276,7 +275,6 @@ def override(
   All values are replaced before they are checked against each other.
 
   Args:
-    config: config to copy.
     assignments: texts 'key=value', such as 'agent.ensemble_size=3', 'environment.size=8',
       'replay.strata[0].max_size=256' or
       'replay.strata=[{name: episodic, max_size: 50000, share: 1.0}]'.
@@ -286,17 +284,7 @@ def override(
   Raises:
     ValueError: a key is unknown (the message has the nearest known ones), or a value is invalid.
   """
-  try:
-    return _override(config, assignments, content)
-  except omegaconf_errors.OmegaConfBaseException as error:  # some are ValueErrors, of several lines
-    first_line = str(error).split('\n')[0]
-    raise ValueError(f'{getattr(error, "full_key", None) or "the config"}: {first_line}') from None
-
-
-def _override(
-  config: ExperimentConfig, assignments: Sequence[str], content: Mapping[str, Any]
-) -> ExperimentConfig:
-  given = [(key, str(value), lambda value=value: value) for key, value in leaves(content)]
+  given = [(key, str(value), lambda value=value: value) for key, value in _leaves(content).items()]
   for assignment in assignments:
     key, separator, text = assignment.partition('=')
     if not separator or not key:
@@ -314,7 +302,11 @@ def _override(
       omegaconf_errors.OmegaConfBaseException, yaml.YAMLError, RecursionError, TypeError
     ) as error:  # fmt: skip
       raise ValueError(_explain(config, key, text, error)) from None
-  changed: Any = OmegaConf.to_object(tree)
+  try:
+    changed: Any = OmegaConf.to_object(tree)
+  except omegaconf_errors.OmegaConfBaseException as error:  # some are ValueErrors, of several lines
+    first_line = str(error).split('\n')[0]
+    raise ValueError(f'{getattr(error, "full_key", None) or "the config"}: {first_line}') from None
   return changed
 
 
@@ -347,15 +339,6 @@ def _strata(values: Sequence[Any]) -> tuple[tables.Stratum, ...]:
   except TypeError as error:
     remedy = 'give a list such as [{name: episodic, max_size: 50000, share: 1.0}]'
     raise ValueError(f'replay.strata={values}: {remedy} ({error})') from None
-
-
-def leaves(tree: Mapping[str, Any], prefix: str = '') -> Iterator[tuple[str, Any]]:
-  """Yields path and value of each leaf of nested mappings, `prefix` before each path; a list is a leaf."""
-  for name, value in tree.items():
-    if isinstance(value, Mapping):
-      yield from leaves(value, f'{prefix}{name}.')
-    else:
-      yield f'{prefix}{name}', value
 
 
 def _plain(tree: Any) -> Any:
@@ -436,17 +419,13 @@ def load(path: pathlib.Path) -> ExperimentConfig:
   Raises:
     ValueError: it is missing, no config of this version, or not trusted.
   """
-  return _load(path, str(path))
+  return from_yaml(path, str(path))
 
 
-def from_yaml(text: str, name: str) -> ExperimentConfig:
-  """Parses the text of a config.yaml; if it is invalid, ValueError with a message that begins with `name`."""
-  return _load(io.StringIO(text), name)
-
-
-def _load(file: pathlib.Path | io.StringIO, name: str) -> ExperimentConfig:
+def from_yaml(text: str | pathlib.Path, name: str) -> ExperimentConfig:
+  """Does the same as `load` for a text, or the file at a path; messages begin with `name`."""
   try:
-    content = parse_yaml(file.read_text() if isinstance(file, pathlib.Path) else file.getvalue())
+    content = parse_yaml(text.read_text() if isinstance(text, pathlib.Path) else text)
     environment = content.get('environment')
     given = environment.get('name') if isinstance(environment, dict) else None
     records.read_names((content.get(AGENT), given), name)
@@ -476,21 +455,26 @@ def parse_yaml(text: str) -> Any:
 
 def flatten(tree: Any, prefix: str = '') -> dict[str, Any]:
   """Flattens nested dictionaries and lists by path: {'a': {'b': [1]}} becomes {'a.b[0]': 1}."""
-  if isinstance(tree, dict):
-    items = [(f'{prefix}.{key}' if prefix else key, value) for key, value in tree.items()]
-  elif isinstance(tree, (list, tuple)):
-    items = [(f'{prefix}[{index}]', value) for index, value in enumerate(tree)]
-  else:
-    return {prefix: tree}
-  return {key: leaf for name, value in items for key, leaf in flatten(value, name).items()}
+  found: dict[str, Any] = {}
+  for name, value in _leaves(tree, prefix).items():
+    if isinstance(value, list | tuple):
+      for index, each in enumerate(value):
+        found |= flatten(each, f'{name}[{index}]')
+    else:
+      found[name] = value
+  return found
+
+
+def _leaves(tree: Any, path: str = '') -> dict[str, Any]:
+  """Flattens nested dictionaries by path; a list is a leaf."""
+  if not isinstance(tree, Mapping):
+    return {path: tree}
+  items = [(f'{path}.{key}' if path else f'{key}', value) for key, value in tree.items()]
+  return {key: leaf for name, value in items for key, leaf in _leaves(value, name).items()}
 
 
 def conflicts(old: ExperimentConfig, new: ExperimentConfig) -> list[str]:
   """Finds keys that differ but may not change when a run resumes, see `FREE`.
-
-  Args:
-    old: config of the run's folder.
-    new: config with which the run would resume.
 
   Returns:
     A line for each such key, with both values; empty if the run can resume.
@@ -547,7 +531,7 @@ def read_partial(path: pathlib.Path | None) -> ConfigFile:
   for key, name in given.items():
     if not isinstance(name, str | None):
       raise ValueError(f'--config {path}: {key}={name}: must be a name')
-  values = dict(leaves(content))
+  values = _leaves(content)
   env = values.pop('environment.name', None)
   records.read_names((given[AGENT], env), f'--config {path}')
   return ConfigFile(given[PRESET], given[AGENT], env, values)
@@ -587,20 +571,14 @@ def meanings(config: Any, path: str = '') -> dict[str, str]:
   Returns:
     Path of each field -> its comment, see `comments.of`.
   """
-  found = {}
-  known = comments.of(type(config))
+  found, known = {}, comments.of(type(config))
   for field in dataclasses.fields(config):
     name = f'{path}.{field.name}' if path else field.name
     if field.name in known:
       found[name] = known[field.name]
     value = getattr(config, field.name)
-    if dataclasses.is_dataclass(value):
-      found |= meanings(value, name)
-    elif isinstance(value, list | tuple):
-      parts = [
-        meanings(each, f'{name}[{index}]')
-        for index, each in enumerate(value)
-        if dataclasses.is_dataclass(each)
-      ]
-      found |= {key: text for part in parts for key, text in part.items()}
+    several = isinstance(value, list | tuple)
+    for index, each in enumerate(value if several else [value]):
+      if dataclasses.is_dataclass(each):
+        found |= meanings(each, f'{name}[{index}]' if several else name)
   return found

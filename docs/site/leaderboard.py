@@ -14,7 +14,7 @@ from hephaestus.launch.bench.learning import runs, suite, table
 DOCS = pathlib.Path(__file__).resolve().parents[1]
 PAGE = DOCS / 'leaderboard.md'
 PICTURE = DOCS / 'images' / 'leaderboard.png'
-# Of each axis of the picture: title, environment of the suite or None, and run on the accelerator.
+# Each axis of the picture has a title, an environment of the suite or None, and a run on the accelerator.
 DRAWN = (
   ('Space Invaders (MinAtar)', 'space_invaders', 'gymnax/SpaceInvaders-MinAtar'),
   ('Breakout (MinAtar)', 'breakout', 'gymnax/Breakout-MinAtar'),

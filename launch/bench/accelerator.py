@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 from hephaestus.launch.agents import machine
@@ -26,12 +26,12 @@ from hephaestus.launch.sweep import jobs
 _TRAINING = 60.0  # least seconds of training of a run; with less time left it is not started
 _RESERVE = 180.0  # seconds that a run needs outside training: imports, compilation, last evaluation
 _PATIENCE = 600.0  # seconds outside training after which a run is killed
-_BATCHES, _HORIZONS = (64, 128, 512, 1024), (8, 15, 32)  # `full` itself has 256 and 64
+_BATCHES, _HORIZONS = [64, 128, 512, 1024], [8, 15, 32]  # `full` itself has 256 and 64
 _FUSED = (
   'evaluator.period=1000000', 'evaluator.final_episodes=64', 'evaluator.greedy=false',
   'learner.log_period=5', 'tensorboard=false',
 )  # fmt: skip
-_TINY = (
+_TINY: Sequence[str] = (
   'agent.deterministic_size=16', 'agent.hidden_size=16', 'agent.horizon_max=8', 'agent.ensemble_size=1',
   'learner.batch_size=4', 'actor.num_envs=4', 'actor.sequence_length=8', 'evaluator.final_episodes=2',
   'evaluator.num_episodes=2', 'learner.log_period=1', 'replay.strata[1].max_size=512',
@@ -80,24 +80,17 @@ def platform() -> str:
 def sections(preset: str, folder: pathlib.Path, *, rehearse: bool = False) -> list[Section]:
   """Lists all sections, the most important ones first.
 
-  Args:
-    preset: preset of the training runs.
-    folder: folder in which each training run gets its own.
-    rehearse: whether to use the smallest sizes and times, for a test on the CPU.
-
-  Returns:
-    The sections. The last one trains for as long as time is left, unless it is a rehearsal.
+  The last one trains for as long as time is left, unless it is a rehearsal: a test on the CPU with the
+  smallest sizes and times. Each training run gets a folder in `folder`.
   """
-  tiny: tuple[str, ...] = ()
-  batches: tuple[int, ...] = _BATCHES
-  horizons: tuple[int, ...] = _HORIZONS
-  size, seconds = ['--size', 'full'], '5'
-  limit, long_limit, training, longest = 150.0, 300.0, 240.0, math.inf
   if rehearse:
-    tiny, batches, horizons = _TINY, (2,), (2,)
+    tiny, batches, horizons = _TINY, [2], [2]
     size = ['--size', 'laptop', '--ensemble', '1', '--length', '4']
     # A CPU that others use as well may take minutes to compile.
     seconds, limit, long_limit, training, longest = '0.1', 600.0, 600.0, 5.0, 5.0
+  else:
+    tiny, batches, horizons, size = (), _BATCHES, _HORIZONS, ['--size', 'full']
+    seconds, limit, long_limit, training, longest = '5', 150.0, 300.0, 240.0, math.inf
   learner = ['bench', 'learner', '--json', '--seconds', seconds]
   of_size = [*learner, *size, '--boredom', '0']
   fused = ['train', '--fused', '--preset', preset]
@@ -112,27 +105,21 @@ def sections(preset: str, folder: pathlib.Path, *, rehearse: bool = False) -> li
       Section(f'horizon/{steps}', [*of_size, '--horizon', str(steps)], limit) for steps in horizons
     ),
     Section(
-      'craftax',
-      [*fused, *craftax, '--steps', '1000000', '--set', *_FUSED, *tiny],
-      longest,
-      folder / 'craftax',
+      'craftax', [*fused, *craftax, '--steps', '1000000', '--set', *_FUSED, *tiny],
+      longest, folder / 'craftax',
     ),
-  ]
+  ]  # fmt: skip
 
 
 class Report:
   """The output file, which is rewritten after each section.
 
   Attributes:
-    done: names of the sections that the file had at first, without those that failed.
+    sections: name -> results of a section, or {'error': reason}.
   """
 
   def __init__(self, path: pathlib.Path, *, rehearsal: bool):
     """Reads the file if it exists.
-
-    Args:
-      path: path of the file.
-      rehearsal: whether this is a rehearsal.
 
     Raises:
       ValueError: the file is not one of this command, or only one of file and call is a rehearsal.
@@ -142,25 +129,21 @@ class Report:
       self._content: dict[str, Any] = {'rehearsal': rehearsal}
       if path.exists():
         self._content = json.loads(path.read_text())
-      known = self._content.setdefault('sections', {})
-      self.done = {name for name, section in known.items() if 'error' not in section}
+      self.sections: dict[str, dict[str, Any]] = self._content.setdefault('sections', {})
+      if not all(isinstance(each, dict) for each in self.sections.values()):
+        raise TypeError
     except (ValueError, AttributeError, TypeError):
       raise ValueError(f'--out {path}: is not a file of this command; give another') from None
     if self._content.get('rehearsal') is not rehearsal:
       raise ValueError(f'--out {path}: is {"not " * rehearsal}of a rehearsal; give another')
 
-  def holds(self, name: str) -> bool:
-    """Whether the file has a section of this name, with results or with an error."""
-    return name in self._content['sections']
+  def lacks(self, name: str) -> bool:
+    """Whether a section is missing, or has failed."""
+    return 'error' in self.sections.get(name, {'error': None})
 
   def write(self, name: str, section: dict[str, Any]) -> None:
-    """Adds or replaces a section, and writes the file.
-
-    Args:
-      name: name of the section.
-      section: its results, or {'error': reason}; time, commit and version of JAX are added.
-    """
-    self._content['sections'][name] = {
+    """Adds or replaces a section, with time, commit and version of JAX, and writes the file."""
+    self.sections[name] = {
       'at': datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds'),
       'commit': runs.commit(),
       'jax': importlib.metadata.version('jax'),
@@ -180,27 +163,26 @@ class _Job(jobs.Job):
     self.log = logs / f'{section.name.replace("/", "-")}.log'
     self._output = self.log.with_suffix('.json')
 
-  def begin(self) -> jobs.Command:
+  def commands(self) -> Generator[jobs.Command, jobs.Ended, None]:
     words, run, most = self._section.words, self._section.run, self._section.seconds
     left = self._deadline - time.monotonic()
     training = min(left - _RESERVE, most)
     if left <= 0 or (run is not None and training < min(_TRAINING, most)):
       why = 'no time left; the same command again continues'
       # The error of an earlier call says more.
-      raise jobs.Failed(why) if self._report.holds(self.name) else self._failed(why)
+      raise jobs.Failed(why) if self.name in self._report.sections else self._failed(why)
     if run is None:
-      return jobs.Command(self.name, words, self._output, max_seconds=min(left, most))
-    words = [*words, f'max_minutes={training / 60:g}', '--run', str(run)]
-    return jobs.Command(self.name, words, max_seconds=min(left, training + _PATIENCE))
-
-  def after(self, ended: jobs.Ended) -> None:
+      ended = yield jobs.Command(self.name, words, self._output, max_seconds=min(left, most))
+    else:
+      words = [*words, f'max_minutes={training / 60:g}', '--run', str(run)]
+      ended = yield jobs.Command(self.name, words, max_seconds=min(left, training + _PATIENCE))
     if ended.code == -9:
       raise self._failed(f'killed after {ended.wall_seconds:.0f} s')
-    if ended.code:
-      raise self._failed(str(self.failure(ended)))
-    run = self._section.run
     try:
+      self.check(ended)
       measured = _figures(self._output) if run is None else _run(run)
+    except jobs.Failed as failed:
+      raise self._failed(str(failed)) from None
     except (LookupError, ValueError) as error:
       raise self._failed(f'wrote no results: {error!r}') from None
     self._report.write(self.name, {'seconds': ended.wall_seconds, **measured})
@@ -302,23 +284,14 @@ def measure(
   logs: pathlib.Path,
   say: Callable[[str], None],
 ) -> int:
-  """Measures the sections that a report lacks, one after the other, on all cores.
+  """Measures the sections that a report lacks, one after the other, on all cores, within some minutes.
 
-  A section that fails is written with its error, and is measured again by the next call.
-
-  Args:
-    chosen: the sections.
-    report: where their results are written.
-    minutes: time limit of all of them together.
-    logs: folder for the output of each section.
-    say: function that prints a line of progress.
-
-  Returns:
-    The exit code: 0, 1 if a section failed, or 130 after Ctrl-C.
+  A section that fails is written with its error, and is measured again by the next call. Returns the
+  exit code: 0, 1 if a section failed, or 130 after Ctrl-C.
   """
   logs.mkdir(parents=True, exist_ok=True)
   deadline = time.monotonic() + 60 * minutes
-  missing = [section for section in chosen if section.name not in report.done]
+  missing = [section for section in chosen if report.lacks(section.name)]
   say(f'{len(missing)} sections of {len(chosen)} to do, in at most {minutes:g} minutes')
   made = [_Job(section, report, deadline, logs) for section in missing]
-  return jobs.run_all(made, [jobs.available_cores()], say).code
+  return jobs.run_all(made, [jobs.available_cores()], say)[0]

@@ -1,21 +1,37 @@
 """`hephaestus bench`: the throughput of each part, compared with its limit."""
 
 import argparse
-import functools
 import pathlib
 import re
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from hephaestus.launch import records
 from hephaestus.launch.run import flags
 
-Figures = Callable[[argparse.Namespace], Any]
 CHANGES = ('ensemble', 'horizon', 'batch', 'length')  # flags that change a named size
 NEED_NONE = 'bench learner, env, learning, dreams and accelerator need none of it'
 PARAMETERS = (5.0, 40.0, 140.0)  # MB that `bench replay` publishes
 BATCH, LENGTH = 256, 50  # sequences that it samples, and their steps
+
+
+class Target(NamedTuple):
+  """A sub-command of `bench`.
+
+  Attributes:
+    call: runs it and returns the exit code; with a `limit`, measures and returns figures.
+    help: its line in the help of `bench`.
+    flags: 'FLAG VALUE', the default or else the type of the value, and the help of each flag, see `_options`.
+    limit: what the figures are compared with; '' if the command prints something else.
+    description: text above the flags in its own help.
+  """
+
+  call: Callable[[argparse.Namespace], Any]
+  help: str
+  flags: tuple[tuple[str, Any, str], ...]
+  limit: str = ''
+  description: str | None = None
 
 
 def add(commands: Any) -> None:
@@ -23,37 +39,32 @@ def add(commands: Any) -> None:
   bench = commands.add_parser(
     'bench', allow_abbrev=False, help='compare the throughput of a part with its limit'
   )
-  targets = bench.add_subparsers(dest='target', required=True)
-  for add_one in (
-    _add_env, _add_replay, _add_learner, _add_end_to_end, _add_learning, _add_dreams, _add_accelerator,
-  ):  # fmt: skip
-    add_one(functools.partial(targets.add_parser, allow_abbrev=False))
+  parsers = bench.add_subparsers(dest='target', required=True)
+  for name, target in TARGETS.items():
+    parser = parsers.add_parser(
+      name, allow_abbrev=False, help=target.help, description=target.description
+    )
+    for usage, value, text in target.flags:
+      flag, _, metavar = usage.partition(' ')
+      named = {'metavar': metavar} if metavar else {}
+      parser.add_argument(flag, help=text, **named, **_options(value))
+    if name == 'dreams':
+      flags.add_trust_flag(parser)
+    parser.set_defaults(call=_show if target.limit else target.call)
 
 
-def _measures(
-  parser: argparse.ArgumentParser,
-  figures: Figures,
-  limit: str,
-  seconds: float = 5.0,
-  what: str = 'of each measurement',
-) -> None:
-  """Adds --seconds and --json, and makes the parser's command show figures.
-
-  Args:
-    parser: parser of the command.
-    figures: measures, and returns figures.
-    limit: what the figures are compared with.
-    seconds: default of --seconds.
-    what: help of --seconds.
-  """
-  parser.add_argument(
-    '--seconds', type=float, default=seconds, help=f'{what} (default: {seconds:g})'
-  )
-  parser.add_argument('--json', action='store_true')
-  parser.set_defaults(call=functools.partial(_show, figures, limit))
+def _options(value: Any) -> dict[str, Any]:
+  """Options of a flag by its default, or by the type of its value; in a list if it takes several."""
+  if value is False:
+    return {'action': 'store_true'}
+  if isinstance(value, list) and isinstance(value[0], type):
+    return {'type': value[0], 'nargs': '+', 'action': 'extend', 'default': []}
+  if isinstance(value, list):
+    return {'type': type(value[0]), 'nargs': '+', 'default': value}
+  return {'type': value} if isinstance(value, type) else {'type': type(value), 'default': value}
 
 
-def _show(figures: Figures, limit: str, arguments: argparse.Namespace) -> int:
+def _show(arguments: argparse.Namespace) -> int:
   """Measures, and prints the figures."""
   from hephaestus.launch.files import metrics
   from hephaestus.launch.run import packages
@@ -61,157 +72,15 @@ def _show(figures: Figures, limit: str, arguments: argparse.Namespace) -> int:
 
   if arguments.target in ('end-to-end', 'replay'):
     packages.check_distributed(f'bench {arguments.target}', NEED_NONE)
-  measured = figures(arguments)
+  target = TARGETS[arguments.target]
+  measured = target.call(arguments)
   if arguments.json:
     print(metrics.to_json(learner_bench.to_rows(measured)))
   else:
     learner_bench.show(measured)
     if any(figure.limit is not None for figure in measured):
-      print(f'limit: {limit}')
+      print(f'limit: {target.limit}')
   return 0
-
-
-def _add_config(parser: argparse.ArgumentParser) -> None:
-  """Adds --preset, --env and --set, for `flags.preset_config`."""
-  parser.add_argument('--preset', help='as of train (default: laptop)')
-  parser.add_argument('--env', help='as of train (default: catch)')
-  parser.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE')
-
-
-def _add_env(add: Any) -> None:
-  env = add('env', help='environment steps per second')
-  env.add_argument(
-    '--env', nargs='+', default=['catch'], help='environments, each as of train (default: catch)'
-  )
-  env.add_argument(
-    '--num-envs', type=int, nargs='+', default=[256, 2048], metavar='N',
-    help='parallel environments (default: 256 2048)',
-  )  # fmt: skip
-  env.add_argument('--set', nargs='+', action='extend', default=[], metavar='environment.KEY=VALUE')
-  limit = (
-    'the rate at which observations could be copied, by the bandwidth of copying measured here'
-  )
-  _measures(env, _environment_figures, limit)
-
-
-def _add_replay(add: Any) -> None:
-  replay = add('replay', help='sequences and parameters per second of replay servers')
-  replay.add_argument(
-    '--env', default='catch', help='environment of the sequences (default: catch)'
-  )
-  replay.add_argument('--shards', type=int, nargs='+', default=[1, 2, 4], metavar='S')
-  replay.add_argument('--writers', type=int, nargs='+', default=[1, 4, 16], metavar='N')
-  replay.add_argument('--stored', type=int, default=2048, metavar='N', help='sequences')
-  replay.add_argument(
-    '--sizes', type=int, nargs='+', metavar='N',
-    help='numbers of sequences to store: measures only small sequences, in Reverb and in a fused '
-    "run's replay, at each of these sizes",
-  )  # fmt: skip
-  limit = 'the bandwidth of one thread that copies memory, measured here'
-  _measures(replay, _replay_figures, limit)
-
-
-def _add_learner(add: Any) -> None:
-  learner = add(
-    'learner', help="the dreamer's update, without actors and replay",
-    description='Measures the update of a model of --size, or of a run by --preset, --env and --set.',
-  )  # fmt: skip
-  learner.add_argument('--size', help='laptop, 1m or full, without an environment')
-  learner.add_argument('--ensemble', type=int, metavar='K', help='prior heads of the ensemble')
-  learner.add_argument('--horizon', type=int, metavar='H', help='longest imagined horizon')
-  learner.add_argument('--batch', type=int, metavar='B', help='sequences per device')
-  learner.add_argument('--length', type=int, metavar='T', help='steps of a sequence')
-  _add_config(learner)
-  learner.add_argument('--boredom', type=float, nargs='+', default=[0.0, 1.0], metavar='B')
-  learner.add_argument('--phases', action='store_true', help='also measure each of its phases')
-  limit = 'the rate of a plain matrix product on this device, measured here'
-  _measures(learner, _learner_figures, limit)
-
-
-def _add_end_to_end(add: Any) -> None:
-  end_to_end = add('end-to-end', help='a whole run of the dreamer, compared with its parts')
-  _add_config(end_to_end)
-  limit = 'an update without acting, and an unroll without learning, measured after the run'
-  _measures(end_to_end, _end_to_end_figures, limit, 180.0, 'after the warm-up')
-
-
-def _add_learning(add: Any) -> None:
-  learning = add(
-    'learning',
-    help='scores of agents on a suite of environments, one configuration for all',
-    description='Trains each agent in each environment with each seed, one run on a core of its own, '
-    'and appends a row for each to OUT/rows.jsonl. The same command again continues where it '
-    'stopped; once all rows are there, it only prints the table.',
-  )
-  learning.add_argument(
-    '--environments', nargs='+', metavar='NAME', help='of the suite (default: all of it)'
-  )
-  learning.add_argument(
-    '--agents', nargs='+', choices=list(records.AGENTS), default=['dreamer', 'ppo'],
-    help='default: dreamer ppo',
-  )  # fmt: skip
-  learning.add_argument('--seeds', nargs='+', type=int, default=[0, 1, 2], metavar='N')
-  learning.add_argument('--preset', default='laptop', help='as of train (default: laptop)')
-  learning.add_argument(
-    '--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE',
-    help='override the config of all runs, as an ablation; give it a --label',
-  )  # fmt: skip
-  learning.add_argument(
-    '--label', default='default', help='name of these settings in rows and tables'
-  )
-  learning.add_argument(
-    '--out', type=pathlib.Path, default=pathlib.Path('runs/bench-learning'),
-    help='folder of rows, runs, table and pictures (default: runs/bench-learning)',
-  )  # fmt: skip
-  learning.add_argument(
-    '--jobs', type=int, metavar='N', help='runs at a time (default: number of available cores)'
-  )
-  learning.add_argument(
-    '--max-minutes', type=float, metavar='N', help='of training, after which a run ends early'
-  )
-  learning.add_argument(
-    '--table', action='store_true', help='show the rows that are there, and train nothing'
-  )
-  learning.add_argument(
-    '--distributed',
-    action='store_true',
-    help='train in several processes; by default each run is one process if its agent can be fused',
-  )
-  learning.add_argument('--json', action='store_true', help='print the rows instead of the table')
-  learning.set_defaults(call=_learning)
-
-
-def _add_dreams(add: Any) -> None:
-  dreams = add(
-    'dreams', help='imagination rollouts of a trained dreamer, compared with its environment'
-  )
-  dreams.add_argument('run', type=pathlib.Path)
-  dreams.add_argument(
-    '--checkpoint', help="a learner step, or 'best' by evaluation (default: the newest)"
-  )
-  dreams.add_argument(
-    '--steps', type=int, default=8_192, help='environment steps, at least (default: 8192)'
-  )
-  dreams.add_argument('--seed', type=int, default=0)
-  flags.add_trust_flag(dreams)
-  dreams.add_argument('--json', action='store_true')
-  dreams.set_defaults(call=_dreams)
-
-
-def _add_accelerator(add: Any) -> None:
-  accelerator = add(
-    'accelerator',
-    help='run all benchmarks of a GPU or TPU unattended, and write one file',
-    description='Measures section by section, and writes the file after each. The same command again '
-    'continues with the sections that are missing or failed.',
-  )
-  accelerator.add_argument(
-    '--out', type=pathlib.Path, help='the file (default: runs/accelerator.json, or -rehearsal.json)'
-  )
-  accelerator.add_argument('--minutes', type=float, default=38.0, help='for all (default: 38)')
-  accelerator.add_argument('--sections', nargs='+', metavar='NAME', help='(default: all)')
-  accelerator.add_argument('--rehearse', action='store_true', help='smallest sizes, on the CPU')
-  accelerator.set_defaults(call=_accelerator)
 
 
 def _accelerator(arguments: argparse.Namespace) -> int:
@@ -229,7 +98,7 @@ def _learning(arguments: argparse.Namespace) -> int:
   from hephaestus.launch.files import metrics
   from hephaestus.launch.sweep import jobs
 
-  tasks = suite.chosen(arguments.environments)
+  tasks = suite.chosen(arguments.environments or None)
   asked = [
     runs_lib.SuiteRun(task, agent, seed)
     for seed in dict.fromkeys(arguments.seeds)
@@ -289,6 +158,8 @@ def _learning_settings(arguments: argparse.Namespace) -> Any:
     if assignment.startswith(('environment.', 'seed=', 'max_environment_steps=')):
       raise ValueError(f'--set {assignment}: is decided by the suite and --seeds')
   for agent in arguments.agents:
+    if agent not in records.AGENTS:
+      raise ValueError(f'--agents {agent}: choose from {", ".join(records.AGENTS)}')
     launch_config.override(launch_config.of_preset(agent, arguments.preset, 'catch'), arguments.set)
   if not re.fullmatch(r'[\w.-]+', arguments.label):
     raise ValueError(f'--label {arguments.label}: takes letters, digits, _, . and -')
@@ -305,10 +176,19 @@ def _learning_settings(arguments: argparse.Namespace) -> Any:
 
 
 def _learner_figures(arguments: argparse.Namespace) -> Any:
+  """Measures the update of a named size, or of a preset and an environment."""
+  from hephaestus.launch.bench import end_to_end
   from hephaestus.learner import bench as learner_bench
 
+  if arguments.size is None:
+    config = flags.preset_config(arguments)
+    work = end_to_end.make_work(config, str(config.environment['name']))
+  elif arguments.preset or arguments.env or arguments.set:
+    raise ValueError(f'--size {arguments.size}: takes neither --preset, --env nor --set')
+  else:
+    work = learner_bench.Work.of_size(arguments.size)
   return learner_bench.update(
-    _learner_work(arguments).changed(**{name: getattr(arguments, name) for name in CHANGES}),
+    work.changed(**{name: getattr(arguments, name) for name in CHANGES}),
     arguments.boredom,
     seconds=arguments.seconds,
     phases=arguments.phases,
@@ -366,23 +246,111 @@ def _replay_figures(arguments: argparse.Namespace) -> Any:
   return [learner_bench.Figure(*row) for row in rows]
 
 
-def _learner_work(arguments: argparse.Namespace) -> Any:
-  """Returns the update to measure, by a named size, or by a preset and an environment."""
-  from hephaestus.launch.agents import dreamer
-  from hephaestus.learner import bench as learner_bench
-
-  if arguments.size is not None:
-    if arguments.preset or arguments.env or arguments.set:
-      raise ValueError(f'--size {arguments.size}: takes neither --preset, --env nor --set')
-    return learner_bench.Work.of_size(arguments.size)
-  config = flags.preset_config(arguments)
-  agent_config, learner_config = dreamer.settings(config)
-  environment = config.make_environment()
-  return learner_bench.Work(
-    name=str(config.environment['name']),
-    agent=agent_config,
-    learner=learner_config,
-    observation_spec=environment.observation_spec,
-    action_spec=environment.action_spec,
-    sequence_length=config.actor.sequence_length,
-  )
+CONFIG = (
+  ('--preset NAME', str, 'as of train (default: laptop)'),
+  ('--env NAME', str, 'as of train (default: catch)'),
+  ('--set KEY=VALUE', [str], ''),
+)
+MEASURED = (('--seconds N', 5.0, 'of each measurement (default: 5)'), ('--json', False, ''))
+TARGETS = {
+  'env': Target(
+    _environment_figures,
+    'environment steps per second',
+    (
+      ('--env NAME', ['catch'], 'environments, each as of train (default: catch)'),
+      ('--num-envs N', [256, 2048], 'parallel environments (default: 256 2048)'),
+      ('--set environment.KEY=VALUE', [str], ''),
+      *MEASURED,
+    ),
+    'the rate at which observations could be copied, by the bandwidth of copying measured here',
+  ),
+  'replay': Target(
+    _replay_figures,
+    'sequences and parameters per second of replay servers',
+    (
+      ('--env NAME', 'catch', 'environment of the sequences (default: catch)'),
+      ('--shards S', [1, 2, 4], '(default: 1 2 4)'),
+      ('--writers N', [1, 4, 16], '(default: 1 4 16)'),
+      ('--stored N', 2048, 'sequences (default: 2048)'),
+      (
+        '--sizes N', [int], 'numbers of sequences to store: measures only small sequences, in Reverb and '
+        "in a fused run's replay, at each of these sizes",
+      ),
+      *MEASURED,
+    ),
+    'the bandwidth of one thread that copies memory, measured here',
+  ),
+  'learner': Target(
+    _learner_figures,
+    "the dreamer's update, without actors and replay",
+    (
+      ('--size NAME', str, 'laptop, 1m or full, without an environment'),
+      ('--ensemble K', int, 'prior heads of the ensemble'),
+      ('--horizon H', int, 'longest imagined horizon'),
+      ('--batch B', int, 'sequences per device'),
+      ('--length T', int, 'steps of a sequence'),
+      *CONFIG,
+      ('--boredom B', [0.0, 1.0], '(default: 0 1)'),
+      ('--phases', False, 'also measure each of its phases'),
+      *MEASURED,
+    ),
+    'the rate of a plain matrix product on this device, measured here',
+    'Measures the update of a model of --size, or of a run by --preset, --env and --set.',
+  ),
+  'end-to-end': Target(
+    _end_to_end_figures,
+    'a whole run of the dreamer, compared with its parts',
+    (*CONFIG, ('--seconds N', 180.0, 'after the warm-up (default: 180)'), ('--json', False, '')),
+    'an update without acting, and an unroll without learning, measured after the run',
+  ),
+  'learning': Target(
+    _learning,
+    'scores of agents on a suite of environments, one configuration for all',
+    (
+      ('--environments NAME', [str], 'of the suite (default: all of it)'),
+      ('--agents NAME', ['dreamer', 'ppo'], f'of {", ".join(records.AGENTS)} (default: dreamer ppo)'),
+      ('--seeds N', [0, 1, 2], '(default: 0 1 2)'),
+      ('--preset NAME', 'laptop', 'as of train (default: laptop)'),
+      ('--set KEY=VALUE', [str], 'override the config of all runs, as an ablation; give it a --label'),
+      ('--label NAME', 'default', 'name of these settings in rows and tables (default: default)'),
+      (
+        '--out DIR', pathlib.Path('runs/bench-learning'),
+        'folder of rows, runs, table and pictures (default: runs/bench-learning)',
+      ),
+      ('--jobs N', int, 'runs at a time (default: number of available cores)'),
+      ('--max-minutes N', float, 'of training, after which a run ends early'),
+      ('--table', False, 'show the rows that are there, and train nothing'),
+      (
+        '--distributed', False,
+        'train in several processes; by default each run is one process if its agent can be fused',
+      ),
+      ('--json', False, 'print the rows instead of the table'),
+    ),
+    description='Trains each agent in each environment with each seed, one run on a core of its own, '
+    'and appends a row for each to OUT/rows.jsonl. The same command again continues where it '
+    'stopped; once all rows are there, it only prints the table.',
+  ),
+  'dreams': Target(
+    _dreams,
+    'imagination rollouts of a trained dreamer, compared with its environment',
+    (
+      ('run', pathlib.Path, ''),
+      ('--checkpoint STEP', str, "a learner step, or 'best' by evaluation (default: the newest)"),
+      ('--steps N', 8_192, 'environment steps, at least (default: 8192)'),
+      ('--seed N', 0, '(default: 0)'),
+      ('--json', False, ''),
+    ),
+  ),
+  'accelerator': Target(
+    _accelerator,
+    'run all benchmarks of a GPU or TPU unattended, and write one file',
+    (
+      ('--out FILE', pathlib.Path, 'the file (default: runs/accelerator.json, or -rehearsal.json)'),
+      ('--minutes N', 38.0, 'for all (default: 38)'),
+      ('--sections NAME', [str], '(default: all)'),
+      ('--rehearse', False, 'smallest sizes, on the CPU'),
+    ),
+    description='Measures section by section, and writes the file after each. The same command again '
+    'continues with the sections that are missing or failed.',
+  ),
+}  # fmt: skip

@@ -6,11 +6,10 @@ import pathlib
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -21,6 +20,7 @@ from hephaestus.launch.agents import dreamer
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import metrics
 from hephaestus.launch.run import parts as parts_lib
+from hephaestus.launch.sweep import jobs
 from hephaestus.learner import bench
 
 _PATIENCE = 600.0  # seconds to warm up, and to stop
@@ -61,26 +61,23 @@ def end_to_end(config: launch_config.ExperimentConfig, seconds: float) -> list[b
   return _figures(config, seconds, cores, rows[0], rows[1:])
 
 
-class _Started:
-  """A running run of the dreamer.
+class _Started(NamedTuple):
+  """A running run of the dreamer: its folder, its launcher, and its processes by name, as 'actor-0'."""
 
-  Attributes:
-    folder: folder of the run.
-    nodes: its processes by name, such as 'learner' or 'actor-0'.
-  """
+  folder: pathlib.Path
+  launcher: subprocess.Popen[bytes]
+  nodes: dict[str, psutil.Process]
 
-  def __init__(self, folder: pathlib.Path, launcher: subprocess.Popen[bytes]):
-    self.folder = folder
-    self.nodes: dict[str, psutil.Process] = {}
-    self._launcher = launcher
-
-  def check(self) -> None:
-    """Raises ValueError if the run has ended."""
-    if self._launcher.poll() is not None:
-      output = self.folder / _OUTPUT
-      raise ValueError(
-        f'{output}: the run ended with code {self._launcher.returncode}; see that file'
-      )
+  def wait(self, is_done: Callable[[], bool], seconds: float, failure: str) -> None:
+    """Waits for a condition; ValueError if the run has ended, or with `failure` after some seconds."""
+    deadline = time.monotonic() + seconds
+    while not is_done():
+      if self.launcher.poll() is not None:
+        output, code = self.folder / _OUTPUT, self.launcher.returncode
+        raise ValueError(f'{output}: the run ended with code {code}; see that file')
+      if time.monotonic() > deadline:
+        raise ValueError(f'{self.folder}: {failure}')
+      time.sleep(0.1)
 
   def files(self) -> list[pathlib.Path]:
     """Paths of the learner's file of metrics, then of each actor's."""
@@ -90,48 +87,26 @@ class _Started:
 
 @contextlib.contextmanager
 def _started(config: launch_config.ExperimentConfig) -> Iterator[_Started]:
-  """Context of a run in a new folder: starts it, waits for the end of its warm-up, and stops it at exit.
-
-  The folder is not deleted.
-
-  Args:
-    config: config of the run; its number of environment steps is ignored.
-
-  Yields:
-    The run after its warm-up.
+  """Starts an endless run in a new folder, yields it after its warm-up, and stops it; the folder stays.
 
   Raises:
     ValueError: the agent is not the dreamer, or the run did not start or lost a process.
   """
-  agent_config, _ = dreamer.settings(config)
+  warm_up = dreamer.settings(config)[0].warm_up_updates
   config = launch_config.override(config, [f'max_environment_steps={_ENDLESS}'])
   folder = pathlib.Path(tempfile.mkdtemp(prefix='hephaestus-bench-'))
   folder_lib.open_run(folder, config)
-  command = [
-    sys.executable,
-    '-m',
-    'hephaestus.launch.main',
-    'train',
-    '--trust',
-    '--run',
-    str(folder),
-  ]
   with (folder / _OUTPUT).open('w') as file:
+    command = [*jobs.COMMAND, 'train', '--trust', '--run', str(folder)]
     launcher = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-  run = _Started(folder, launcher)
+  run = _Started(folder, launcher, {})
+  learned = lambda: (metrics.last(run.files()[0]) or {}).get('learner_step', -1)
   try:
-    deadline = time.monotonic() + _PATIENCE
-    warm_up = agent_config.warm_up_updates
-    while ((metrics.last(folder / 'metrics' / 'learner.jsonl')) or {}).get(
-      'learner_step', -1
-    ) < warm_up:
-      run.check()
-      if time.monotonic() > deadline:
-        raise ValueError(f'{folder}: the learner did not warm up within {_PATIENCE:g} s')
-      time.sleep(0.1)
+    slow = f'the learner did not warm up within {_PATIENCE:g} s'
+    run.wait(lambda: learned() >= warm_up, _PATIENCE, slow)
     events = metrics.read(folder / 'metrics' / 'events.jsonl')
     pids = {row['name']: row['pid'] for row in events if row['kind'] == 'started'}
-    run.nodes = {name: psutil.Process(pid) for name, pid in pids.items()}
+    run.nodes.update((name, psutil.Process(pid)) for name, pid in pids.items())
     yield run
   except psutil.NoSuchProcess as error:
     raise ValueError(f'{folder}: process {error.pid} of the run exited; see its logs') from None
@@ -150,27 +125,17 @@ def _observe(run: _Started, seconds: float) -> tuple[float, float, dict[str, flo
   Raises:
     ValueError: the run ended, or a process wrote no metrics.
   """
-  used = {name: -_cpu_seconds(node) for name, node in run.nodes.items()}
-  began, clock = time.time(), time.monotonic()
-  while time.monotonic() - clock < seconds or not _have_reported(run, began):
-    run.check()
-    if time.monotonic() - clock > seconds + _PATIENCE:
-      raise ValueError(f'{run.folder}: learner or actors write no metrics')
-    time.sleep(0.1)
+  cpu_seconds = lambda: {name: sum(node.cpu_times()[:2]) for name, node in run.nodes.items()}
+  used, began, clock = cpu_seconds(), time.time(), time.monotonic()
+
+  def is_done() -> bool:
+    return time.monotonic() - clock >= seconds and all(
+      len(metrics.since(path, began)) >= 2 for path in run.files()
+    )
+
+  run.wait(is_done, seconds + _PATIENCE, 'learner or actors write no metrics')
   elapsed, ended = time.monotonic() - clock, time.time()
-  cores = {name: (used[name] + _cpu_seconds(node)) / elapsed for name, node in run.nodes.items()}
-  return began, ended, cores
-
-
-def _have_reported(run: _Started, began: float) -> bool:
-  """Whether the learner and each actor have written two rows of metrics since unix second `began`."""
-  return all(len(metrics.since(path, began)) >= 2 for path in run.files())
-
-
-def _cpu_seconds(process: psutil.Process) -> float:
-  """Seconds of CPU time of a process, in user and system mode."""
-  times = process.cpu_times()
-  return float(times.user + times.system)
+  return began, ended, {name: (x - used[name]) / elapsed for name, x in cpu_seconds().items()}
 
 
 def _figures(
@@ -213,16 +178,7 @@ def _limits(
   config: launch_config.ExperimentConfig, boredom: float, seconds: float
 ) -> tuple[float, float]:
   """Updates per second without acting, and environment steps per second without learning."""
-  parts = parts_lib.make_parts(config)
-  agent_config, learner_config = dreamer.settings(config)
-  work = bench.Work(
-    name='update',
-    agent=agent_config,
-    learner=learner_config,
-    observation_spec=parts.environment.observation_spec,
-    action_spec=parts.environment.action_spec,
-    sequence_length=config.actor.sequence_length,
-  )
+  parts, work = parts_lib.make_parts(config), make_work(config, 'update')
   seconds = min(seconds, _PART_SECONDS)
   boredom = min(max(boredom, 0.0), 1.0)
   figures = {figure.name: figure.value for figure in bench.update(work, [boredom], seconds=seconds)}
@@ -235,3 +191,17 @@ def _limits(
   )
   steps = config.actor.num_envs * config.steps_per_sequence
   return figures[f'learner/update/boredom_{boredom:g}/updates'], steps / duration
+
+
+def make_work(config: launch_config.ExperimentConfig, name: str) -> bench.Work:
+  """Makes the update of a run of the dreamer, to be measured; ValueError for another agent."""
+  agent_config, learner_config = dreamer.settings(config)
+  environment = config.make_environment()
+  return bench.Work(
+    name=name,
+    agent=agent_config,
+    learner=learner_config,
+    observation_spec=environment.observation_spec,
+    action_spec=environment.action_spec,
+    sequence_length=config.actor.sequence_length,
+  )

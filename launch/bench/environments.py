@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -114,31 +114,14 @@ def _together(
   return [call.result() for call in calls]
 
 
-class _Share(NamedTuple):
-  """The environments of one process, ready to be stepped.
-
-  Attributes:
-    unroll: compiled function, (key, states) -> (key, states).
-    state: key and states of the environments.
-    num_steps: steps of one call, summed over environments.
-  """
-
-  unroll: Callable[..., Any]
-  state: Any
-  num_steps: int
-
-
-_share: _Share | None = None  # of this process
+# This process's compiled function (key, states) -> (key, states), its arguments, and the steps of one call.
+_share: tuple[Callable[..., Any], Any, int] | None = None
 
 
 def _prepare(make: MakeEnvironment, size: int, num_envs: int, seed: int) -> float:
   """Compiles the steps of a share and resets its environments; returns the seconds of compiling.
 
-  Args:
-    make: makes the environment.
-    size: number of parallel environments of this share.
-    num_envs: number of parallel environments of all shares together.
-    seed: seed of the share, different for each.
+  The share has `size` of `num_envs` parallel environments, and a seed of its own.
   """
   global _share
   environment = wrappers.AutoReset(make())
@@ -181,7 +164,7 @@ def _prepare(make: MakeEnvironment, size: int, num_envs: int, seed: int) -> floa
   compiled = jax.jit(unroll, donate_argnums=(0, 1)).lower(key, shapes).compile()
   compile_seconds = time.perf_counter() - began
   carry = jax.jit(draw_apart)(apart_key, jax.jit(reset)(reset_keys))
-  _share = _Share(compiled, (key, carry), size * num_steps)
+  _share = compiled, (key, carry), size * num_steps
   return compile_seconds
 
 

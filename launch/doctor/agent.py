@@ -54,15 +54,12 @@ class Predictions(NamedTuple):
 
 
 def predict(policy: policy_lib.Policy, *, num_steps: int, seed: int) -> Predictions:
-  """Plays an agent with sampled actions, and collects its predictions and the actual outcomes.
+  """Plays a dreamer with sampled actions, and collects its predictions and the actual outcomes.
 
   Args:
     policy: policy of a run of the dreamer, with all parameters.
     num_steps: least number of environment steps to play.
     seed: seed of environments, actions and latents.
-
-  Returns:
-    Predictions and outcomes of all steps.
   """
   config = policy.config
   dreamer = config.record.make(
@@ -125,34 +122,26 @@ def of_predictions(
 ) -> list[check_lib.Check]:
   """Checks the dynamics, the reward head, the continue head, novelty and the critic.
 
-  Args:
-    found: predictions of the agent.
-    explained: results of the probes on random steps, which help to find the likely cause; or None.
-
-  Returns:
-    A check for each part.
+  The results of the probes on random steps, `explained`, help to find the likely cause.
   """
   size = float(np.std(found.return_) + abs(np.mean(found.return_)))
   error = abs(float(np.mean(found.value) - np.mean(found.return_)))
   return [
     check_lib.judge(
       MODEL, 'nats lost by a wrong action',
-      np.mean(found.of_other) - np.mean(found.surprise),
-      above=0.02,
+      np.mean(found.of_other) - np.mean(found.surprise), above=0.02,
       cause='the model predicts as well with wrong actions: the environment ignores them or acts a '
       'step late, or the model has hardly learned',
       remedy='run hephaestus doctor on the environment, or train for longer',
     ),
     *_of_rewards(found, explained),
     check_lib.judge(
-      MODEL, 'P(continue) at ends', _mean(found.end),
-      below=0.3,
+      MODEL, 'P(continue) at ends', environment_checks.mean(found.end), below=0.3,
       cause='the continue head does not see ends: values go on beyond them',
       remedy='show in the observation what ends an episode, or train for longer',
     ),
     check_lib.judge(
-      MODEL, 'P(continue) elsewhere', _mean(found.lasts),
-      above=0.9,
+      MODEL, 'P(continue) elsewhere', environment_checks.mean(found.lasts), above=0.9,
       cause='the continue head sees ends where there are none, which shortens the future',
       remedy='train for longer, or show in the observation what ends an episode',
     ),
@@ -165,13 +154,12 @@ def of_predictions(
     ),
     check_lib.judge(
       POLICY, 'error of values, relative',
-      error / size if size > 1e-3 else None,
-      below=0.5,
+      error / size if size > 1e-3 else None, below=0.5,
       cause='values differ from the returns of the policy',
       remedy='see dreams below; lower learner.policy_learning_rate, or train for longer',
     ),
-    check_lib.note(POLICY, 'mean value', _mean(found.value)),
-    check_lib.note(POLICY, 'mean return that follows', _mean(found.return_)),
+    check_lib.note(POLICY, 'mean value', environment_checks.mean(found.value)),
+    check_lib.note(POLICY, 'mean return that follows', environment_checks.mean(found.return_)),
   ]  # fmt: skip
 
 
@@ -227,20 +215,17 @@ def of_dreams(found: fidelity.Summary) -> list[check_lib.Check]:
     ratio = last.imagined / last.real
   return [
     check_lib.judge(
-      DREAMS, 'P(continue) at ends, 1 step imagined', first.continues,
-      below=0.5,
+      DREAMS, 'P(continue) at ends, 1 step imagined', first.continues, below=0.5,
       cause='imagination continues where episodes end',
       remedy='train for longer, or show earlier in the observation what ends an episode',
     ),
     check_lib.judge(
-      DREAMS, 'wrong number, 1 step imagined', first.wrong,
-      below=0.5,
+      DREAMS, 'wrong number, 1 step imagined', first.wrong, below=0.5,
       cause='the model cannot predict the next observation: it is noise, or too much for its size',
       remedy='leave noise out of the observation, train for longer, or use a larger model',
     ),
     check_lib.judge(
-      DREAMS, f'imagined over real reward of {last.steps} steps', ratio,
-      above=0.5, below=2.0,
+      DREAMS, f'imagined over real reward of {last.steps} steps', ratio, above=0.5, below=2.0,
       cause='the policy learns from rewards that the environment does not give',
       remedy='train for longer, or shorten agent.horizon_max',
     ),
@@ -255,8 +240,6 @@ def of_metrics(
   """Checks the metrics that the learner and the evaluator of a run have written.
 
   Args:
-    folder: folder of the run.
-    config: config of the run.
     random_return: mean return of the random policy and its standard error; None where unknown.
 
   Returns:
@@ -266,28 +249,22 @@ def of_metrics(
   Raises:
     ValueError: a line of the metrics is damaged.
   """
-  rows = metrics.read(folder / 'metrics' / 'learner.jsonl') if _has(folder, 'learner') else []
-  evaluations = (
-    metrics.read(folder / 'metrics' / 'evaluator.jsonl') if _has(folder, 'evaluator') else []
-  )
-  newest = evaluations[-1].get('episode_return') if evaluations else None
+  rows = metrics.read(folder / 'metrics' / 'learner.jsonl')
+  newest = (metrics.read(folder / 'metrics' / 'evaluator.jsonl') or [{}])[-1]
   checks = []
-  if newest is not None and random_return is not None:
+  if newest.get('episode_return') is not None and random_return is not None:
     mean, error = random_return
     checks.append(
       check_lib.judge(
-        RUN, 'newest return less random return', newest - mean,
-        above=2 * error,
+        RUN, 'newest return less random return', newest['episode_return'] - mean, above=2 * error,
         cause='the agent is no better than the random policy',
         remedy='see the other findings; without any, train for longer',
       )
     )  # fmt: skip
   checks += of_rows(rows)
-  score = evaluations[-1].get('normalised_score') if evaluations else None
-  checks += [
-    check_lib.Check(RUN, 'warning', None, 'none', False, *_halves(warning))
-    for warning in _warnings(config, rows, score)
-  ]
+  for warning in _warnings(config, rows, newest.get('normalised_score')):
+    cause, _, remedy = warning.partition('; ')
+    checks.append(check_lib.Check(RUN, 'warning', None, 'none', False, cause, remedy))
   return checks
 
 
@@ -307,64 +284,35 @@ def _warnings(
   return found
 
 
-def _has(folder: pathlib.Path, node: str) -> bool:
-  return (folder / 'metrics' / f'{node}.jsonl').exists()
-
-
-def _halves(warning: str) -> tuple[str, str]:
-  cause, _, remedy = warning.partition('; ')
-  return cause, remedy
-
-
 def of_rows(rows: Sequence[Mapping[str, Any]]) -> list[check_lib.Check]:
-  """Checks the metrics of a learner.
-
-  Args:
-    rows: rows of its metrics, the oldest first.
-
-  Returns:
-    The checks; none without a row.
-  """
+  """Checks the metrics of a learner, of which the oldest row comes first; no checks without a row."""
   if not rows:
     return []
   broken = [name for name, value in rows[-1].items() if value is None and name.endswith('loss')]
-  checks = [
-    check_lib.Check(
-      RUN, 'losses that are finite', None, 'all', not broken,
-      *((f'{", ".join(broken)} is not a number', 'lower the learning rates (learner)') if broken else ('', '')),
-    ),
-  ]  # fmt: skip
-  if 'world_model/loss' in rows[-1]:
-    checks += _of_dreamer(rows)
-  for name, limit, cause, remedy in (
-    ('starved_fraction', 0.5, 'the learner waits for data', 'raise actor.num_actors or actor.num_envs'),
-    ('discarded_fraction', 0.5, 'most sequences are too old when they are sampled', 'publish more often (learner.publish_period)'),
-  ):  # fmt: skip
-    if name in rows[-1]:
-      checks.append(
-        check_lib.judge(
-          RUN, name.replace('_', ' '), _recent(rows, name), below=limit, cause=cause, remedy=remedy
-        )
-      )
-  return checks
-
-
-def _of_dreamer(rows: Sequence[Mapping[str, Any]]) -> list[check_lib.Check]:
-  return [
-    check_lib.judge(
-      MODEL, 'KL of posterior and prior, nats', _recent(rows, 'world_model/kl'),
-      below=30.0,
-      cause='latents carry what the model cannot predict',
-      remedy='lower learner.model_learning_rate, or leave noise out of the observation',
-    ),
-  ]  # fmt: skip
-
-
-def _recent(rows: Sequence[Mapping[str, Any]], name: str) -> float:
-  """Mean of a metric over the newest quarter of the rows; NaN if none of them has it."""
+  found = check_lib.Check(RUN, 'losses that are finite', None, 'all')
+  if broken:
+    cause = f'{", ".join(broken)} is not a number'
+    found = found._replace(is_fine=False, cause=cause, remedy='lower the learning rates (learner)')
   newest = rows[-max(1, len(rows) // 4) :]
-  return _mean(np.asarray([row[name] for row in newest if row.get(name) is not None]))
-
-
-def _mean(values: np.ndarray) -> float:
-  return float(np.mean(values)) if len(values) else float('nan')
+  return [found] + [
+    check_lib.judge(
+      part, shown, environment_checks.mean([row[name] for row in newest if row.get(name) is not None]),
+      below=limit, cause=cause, remedy=remedy,
+    )
+    for name, part, shown, limit, cause, remedy in (
+      (
+        'world_model/kl', MODEL, 'KL of posterior and prior, nats', 30.0,
+        'latents carry what the model cannot predict',
+        'lower learner.model_learning_rate, or leave noise out of the observation',
+      ),
+      (
+        'starved_fraction', RUN, 'starved fraction', 0.5,
+        'the learner waits for data', 'raise actor.num_actors or actor.num_envs',
+      ),
+      (
+        'discarded_fraction', RUN, 'discarded fraction', 0.5,
+        'most sequences are too old when they are sampled', 'publish more often (learner.publish_period)',
+      ),
+    )
+    if name in rows[-1]
+  ]  # fmt: skip

@@ -45,8 +45,6 @@ def judge(
   """Checks that a number lies between two limits; one that could not be measured is fine.
 
   Args:
-    part: see `Check`.
-    name: see `Check`.
     value: the number; None or NaN if it could not be measured.
     above: smallest acceptable value; None for no limit.
     below: largest acceptable value; None for no limit.
@@ -56,7 +54,7 @@ def judge(
   Returns:
     The check; with `cause` and `remedy` only if the number is outside of the limits.
   """
-  known = None if value is None or math.isnan(value) else float(value)
+  known = note(part, name, value).value
   pairs = (('at least', above), ('at most', below))
   limits = [f'{word} {limit:.3g}' for word, limit in pairs if limit is not None]
   is_fine = known is None or (
@@ -81,18 +79,12 @@ def show(target: str, checks: Sequence[Check], console: rich.console.Console | N
 
   Args:
     target: name of the run or environment, for the summary line.
-    checks: all checks.
     console: where to print; stdout by default.
   """
   console = console or console_lib.make()
   table = rich.table.Table(box=None, header_style='bold')
-  for heading, justify in (
-    ('part', 'left'),
-    ('number', 'left'),
-    ('value', 'right'),
-    ('fine', 'left'),
-  ):
-    table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+  for heading in ('part', 'number', 'value', 'fine'):
+    table.add_column(heading, justify='right' if heading == 'value' else 'left')
   part = None
   parts = list(dict.fromkeys(check.part for check in checks))
   for check in sorted(checks, key=lambda check: parts.index(check.part)):

@@ -42,34 +42,27 @@ def _doctor(arguments: argparse.Namespace) -> int:
     raise ValueError(f'--steps {arguments.steps}: must be at least 2048, else noise dominates')
   flags.check_seed(arguments.seed)
   from hephaestus.actors import environments
-  from hephaestus.launch.files import folder
+  from hephaestus.launch.files import folder as folder_lib
 
-  is_run = (pathlib.Path(arguments.target) / folder.CONFIG).exists()
+  target, which = arguments.target, arguments.checkpoint
+  folder = pathlib.Path(target)
+  is_run = (folder / folder_lib.CONFIG).exists()
   if is_run:  # refuses before imports that take seconds
-    folder.load_config(pathlib.Path(arguments.target))
+    folder_lib.load_config(folder)
+  elif which is not None:
+    raise ValueError(f'--checkpoint {which}: {target} is no folder of a run')
   else:
-    environments.check_name(arguments.target)
+    environments.check_name(target)
   from hephaestus.launch.doctor import check, diagnosis
   from hephaestus.launch.files import metrics
 
+  given = {'num_steps': arguments.steps, 'seed': arguments.seed}
   if is_run:
-    checks = diagnosis.of_run(
-      pathlib.Path(arguments.target),
-      num_steps=arguments.steps,
-      seed=arguments.seed,
-      checkpoint=arguments.checkpoint,
-    )
-  elif arguments.checkpoint is not None:
-    raise ValueError(
-      f'--checkpoint {arguments.checkpoint}: {arguments.target} is no folder of a run'
-    )
+    checks = diagnosis.of_run(folder, checkpoint=which, **given)
   else:
-    checks = diagnosis.of_environment(
-      arguments.target, num_steps=arguments.steps, seed=arguments.seed
-    )
-  found = check.findings(checks)
+    checks = diagnosis.of_environment(target, **given)
   if arguments.json:
     print(metrics.to_json([each._asdict() for each in checks]))
   else:
-    check.show(arguments.target, checks)
-  return 1 if found else 0
+    check.show(target, checks)
+  return 1 if check.findings(checks) else 0

@@ -20,15 +20,7 @@ from hephaestus.launch.interface import policy as policy_lib
 
 
 def of_environment(name: str, *, num_steps: int, seed: int) -> list[check_lib.Check]:
-  """Checks an environment, and the consequences of this machine's default preset for it.
-
-  Args:
-    name: name of the environment, see `environments.make`.
-    num_steps: least number of environment steps to play with the random policy.
-    seed: seed of everything random.
-
-  Returns:
-    All checks, also those that are fine.
+  """Checks an environment, and the consequences of this machine's default preset for it; see `of_run`.
 
   Raises:
     ValueError: the name is unknown, or its package is not installed.
@@ -48,10 +40,8 @@ def of_run(
   Also writes the checks to doctor.json in the run's folder, from where the dashboard shows them.
 
   Args:
-    folder: folder of the run.
     num_steps: least number of environment steps to play, once with the random policy and once with
       the agent.
-    seed: seed of everything random.
     checkpoint: learner step of the checkpoint to check, or 'best'; None for the newest.
 
   Returns:

@@ -2,13 +2,11 @@
 
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from hephaestus.actors import rollout
 from hephaestus.actors import streams as streams_lib
 from hephaestus.actors.environments import environment as environment_lib
-from hephaestus.actors.environments import host, wrappers
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import numbers as numbers_lib
 from hephaestus.launch import config as launch_config
@@ -68,23 +66,14 @@ def check(
     The checks, the steps that were played, and the results of the probes. Steps and results are None
     if the environment violates its specs, which is then the only check.
   """
+  contract = check_lib.Check(PART, 'contract', None, 'kept')
+  fault = lambda cause, remedy: contract._replace(is_fine=False, cause=cause, remedy=remedy)
   try:
-    if isinstance(environment, host.HostEnvironment):
-      warnings = host.check_values(environment, seed)
-    else:
-      warnings = wrappers.check_values(environment, jax.random.key(seed))
+    warnings = preflight.check_values(environment, seed)
   except ValueError as error:
-    fault = check_lib.Check(
-      PART, 'contract', None, 'kept', False, str(error), 'mend the environment or its specs'
-    )
-    return [fault], None, None
-  checks = [
-    check_lib.Check(PART, 'contract', None, 'kept'), *of_leaves(environment.observation_spec)
-  ]  # fmt: skip
-  checks += [
-    check_lib.Check(PART, 'contract', None, 'kept', False, warning, 'see docs/environments.md')
-    for warning in warnings
-  ]
+    return [fault(str(error), 'mend the environment or its specs')], None, None
+  checks = [contract, *of_leaves(environment.observation_spec)]
+  checks += [fault(warning, 'see docs/environments.md') for warning in warnings]
   agent = rollout.random_agent(environment.action_spec)
   played = streams_lib.play(environment, agent, (), num_steps=num_steps, seed=seed)
   streams = streams_lib.join(played, environment.action_spec)
@@ -128,12 +117,11 @@ def of_streams(streams: streams_lib.Streams, max_steps: int) -> list[check_lib.C
       cause='the random policy finds no reward at all',
       remedy='keep agent.novelty_scale above 0, raise --steps, or reward a part of the task',
     ),
-    check_lib.note(PART, 'return of a random episode', _mean(streams.returns)),
-    check_lib.note(PART, 'length of a random episode', _mean(streams.lengths)),
+    check_lib.note(PART, 'return of a random episode', mean(streams.returns)),
+    check_lib.note(PART, 'length of a random episode', mean(streams.lengths)),
     check_lib.judge(
       PART, 'early ends marked as truncated',
-      _mean(early),
-      below=0.0,
+      mean(early), below=0.0,
       cause='episodes end early with a discount of 1, so that values go on beyond their end',
       remedy='return a discount of 0 (gymnasium: terminated) where an episode really ends',
     ),
@@ -192,21 +180,18 @@ def of_probes(explained: Explained) -> list[check_lib.Check]:
   late = float(np.max(explained.change_late - explained.change))
   return [
     check_lib.judge(
-      PART, 'variance explained by the action', max(gains),
-      above=0.02,
+      PART, 'variance explained by the action', max(gains), above=0.02,
       cause='actions change neither the next observation nor the reward'
       + ('; the actions of the step before do' if late > MOST_LATE else ''),
       remedy='check that step() uses the action that it is given',
     ),
     check_lib.judge(
-      PART, 'more by the action before it', late,
-      below=MOST_LATE,
+      PART, 'more by the action before it', late, below=MOST_LATE,
       cause='the environment acts one step late',
       remedy='use the action in the step that it is given to, or show the pending one',
     ),
     check_lib.judge(
-      PART, 'variance of rewards explained', best,
-      above=0.05,
+      PART, 'variance of rewards explained', best, above=0.05,
       cause='the observation does not determine the reward',
       remedy='add to the observation the quantities that the reward depends on',
     ),
@@ -223,30 +208,22 @@ def of_config(
   """Reports the consequences of a config for an environment: sizes, memory and warnings.
 
   Args:
-    config: config of a run in the environment.
     streams: steps of the random policy, for the length of its episodes.
   """
-  checks = []
+  found: list[tuple[str, float | None]] = []
   if not config.record.on_policy:
     steps = config.batch_size * config.steps_per_sequence
     per_update = steps / config.replay.replay_ratio
-    updates = config.max_environment_steps / per_update
-    checks += [
-      check_lib.note('preset', 'environment steps of an update', per_update),
-      check_lib.note('preset', 'updates in all', updates),
-      check_lib.note(
-        'preset', 'random episodes in a batch', steps / max(1, _mean(streams.lengths))
-      ),
+    found = [
+      ('environment steps of an update', per_update),
+      ('updates in all', config.max_environment_steps / per_update),
+      ('random episodes in a batch', steps / max(1, mean(streams.lengths))),
     ]
-  checks += [
-    check_lib.Check('preset', line, None)
-    for line in config.record.warnings(parts_lib.make_parts(config).trained)
-  ]
-  checks.append(
-    check_lib.note('preset', 'memory of replay, MB', preflight.replay_bytes(config) / 1e6)
-  )
-  return checks
+  found += [(line, None) for line in config.record.warnings(parts_lib.make_parts(config).trained)]
+  found.append(('memory of replay, MB', preflight.replay_bytes(config) / 1e6))
+  return [check_lib.note('preset', name, value) for name, value in found]
 
 
-def _mean(values: np.ndarray) -> float:
+def mean(values: Any) -> float:
+  """Mean of some values; NaN of none."""
   return float(np.mean(values)) if len(values) else float('nan')

@@ -24,7 +24,6 @@ def check(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> list[
   """Checks stored sequences, or ratio and duplicates of a fused run, and describes the strata.
 
   Args:
-    folder: folder of the run.
     config: config of the run, whose agent must be off-policy.
 
   Returns:
@@ -58,7 +57,6 @@ def of_states(
 
   Args:
     policy: policy of a run of the dreamer, with all parameters.
-    folder: folder of the run.
     seed: seed of latents and of the choice of sequences.
 
   Returns:
@@ -106,14 +104,12 @@ def _of_ratio(
   return [
     check_lib.judge(
       PART, 'replay ratio over the configured one',
-      (report.replay_ratio['achieved'] or 0.0) / config.replay.replay_ratio,
-      above=0.7, below=1.3,
+      (report.replay_ratio['achieved'] or 0.0) / config.replay.replay_ratio, above=0.7, below=1.3,
       cause='the learner does not update as often as it should for what is collected',
       remedy='see whether replay.replay_ratio was changed on a resume; else begin again',
     ),
     check_lib.judge(
-      PART, 'sequences that are stored twice', report.duplicates,
-      below=0,
+      PART, 'sequences that are stored twice', report.duplicates, below=0,
       cause='the same experience counts twice',
       remedy='begin again with an empty folder, and report it',
     ),

@@ -3,25 +3,17 @@
 import argparse
 import contextlib
 import gc
-import pathlib
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hephaestus.launch.run import packages
 from hephaestus.launch.run import request as request_lib
 
-if TYPE_CHECKING:
-  from hephaestus.learner import profile as profile_lib
-
 
 def add(commands: Any) -> None:
-  """Adds the commands `train` and `config`.
-
-  Args:
-    commands: sub-parsers of the command line.
-  """
+  """Adds the commands `train` and `config`."""
   parser = commands.add_parser(
     'train',
     allow_abbrev=False,
@@ -88,8 +80,8 @@ def begin(request: request_lib.TrainRequest, config: Any) -> int:
   """Checks a run, makes or opens its folder, and trains until it ends.
 
   Args:
-    request: what the user asks for.
-    config: config of the run, from `request.make_config`.
+    request: what the user asks for, from which `request.make_config` has made the config.
+    config: config of the run.
 
   Returns:
     The exit code, of `fused.train` or `local.train`.
@@ -102,38 +94,26 @@ def begin(request: request_lib.TrainRequest, config: Any) -> int:
 
   # Both before imports that take seconds.
   profile = None if request.profile is None else profile_lib.parse(request.profile)
-  with folder_lib.claimed(config, request.run) as folder:
-    return _begin(request, config, folder, profile)
+  with contextlib.ExitStack() as stack:
+    folder = stack.enter_context(folder_lib.claimed(config, request.run))
+    from hephaestus.launch.agents import machine
+    from hephaestus.launch.run import fused, preflight
+    from hephaestus.launch.run import origin as origin_lib
 
-
-def _begin(
-  request: request_lib.TrainRequest,
-  config: Any,
-  folder: pathlib.Path,
-  profile: 'profile_lib.Span | None',
-) -> int:
-  from hephaestus.launch.agents import machine
-  from hephaestus.launch.files import folder as folder_lib
-  from hephaestus.launch.run import fused, preflight
-  from hephaestus.launch.run import origin as origin_lib
-
-  here = machine.find()
-  if config.fused or config.learner.num_processes == 1:  # several are for tests, on the CPU
-    machine.check(config, here)
-  if here.lack and not config.accelerator:
-    print(f'{here.lack}. Training on the CPU', flush=True)
-  if not config.fused:
-    packages.check_distributed(*request_lib.several_processes(request, config))
-  with contextlib.nullcontext() if config.fused else fork_server() as forks:
-    if request.expose and config.fused:
+    here = machine.find()
+    if config.fused or config.learner.num_processes == 1:  # several are for tests, on the CPU
+      machine.check(config, here)
+    if here.lack and not config.accelerator:
+      print(f'{here.lack}. Training on the CPU', flush=True)
+    if not config.fused:
+      packages.check_distributed(*request_lib.several_processes(request, config))
+      forks = stack.enter_context(fork_server())
+    elif request.expose:
       raise ValueError('--expose: a fused run listens at no port; leave it out, or add --no-fused')
-    budget = preflight.check_budget(config)
+    lines = [f'run folder: {folder}', preflight.check_budget(config)]
     remarks = preflight.check_environment(config)
-    origin = (
-      origin_lib.load(request.origin, config)
-      if request.origin
-      else origin_lib.unfinished(folder, config)
-    )
+    given = request.origin
+    origin = origin_lib.load(given, config) if given else origin_lib.unfinished(folder, config)
     prepared = fused.prepare(config) if config.fused else None
     began = time.monotonic()
     memory = '' if config.fused else preflight.check_memory(config)
@@ -146,15 +126,12 @@ def _begin(
         print(origin_lib.begin(origin, config, folder, prepared and prepared.program), flush=True)
     if not config.fused:
       preflight.check_checkpoint(config, folder)
-    print(
-      f'run folder: {folder}', budget, *preflight.warnings(config), *remarks, sep='\n', flush=True
-    )
+    print(*lines, *preflight.warnings(config), *remarks, sep='\n', flush=True)
     if prepared is not None:
       return fused.train(prepared, folder, reset_moments=request.reset_moments, profile=profile)
     from hephaestus.launch.run import local  # whose packages a fused run does not need
 
     print(memory, flush=True)
-    assert forks is not None
     return local.train(
       config,
       folder,

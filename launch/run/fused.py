@@ -25,7 +25,7 @@ from hephaestus.learner import loop as loop_lib
 from hephaestus.learner import process
 from hephaestus.learner import profile as profile_lib
 from hephaestus.learner.sources import stepped, unrolled
-from hephaestus.replay import buffer, parameters, tables
+from hephaestus.replay import buffer, parameters
 
 
 def build(
@@ -37,9 +37,7 @@ def build(
   """Makes the program of a run for these devices, not yet compiled.
 
   Args:
-    config: config of the run.
     parts: parts of the run; a `stepped.HostProgram` steps its environment if it is not in JAX.
-    devices: devices that share the work.
     should_stop: called after each step of an environment on the host; True ends its unroll.
 
   Raises:
@@ -107,54 +105,44 @@ def make_replay(config: launch_config.ExperimentConfig, num_devices: int) -> buf
   )
 
 
-def check_replay_memory(
-  memory: unrolled.MemoryEstimate, available: int | None, stratum: tables.Stratum, stored: int
-) -> None:
-  """Raises ValueError, with a remedy, if a replay does not fit and is most of the run's memory.
-
-  The size of the replay is known exactly; the other parts are estimated, see `check_memory`.
-
-  Args:
-    memory: estimated bytes that the run needs on each device.
-    available: bytes of memory of each device; None where unknown.
-    stratum: largest stratum of the replay, which the message names.
-    stored: number of sequences that replay stores, fewer than the stratum's in a short run.
-  """
-  rest = memory.state + memory.batch
-  if available is None or memory.replay < rest or rest + memory.replay < 0.9 * available:
-    return
-  fits = int(max(0.0, 0.9 * available - rest) / memory.replay * stored)
-  remedy = f'{2 ** (fits.bit_length() - 1)} would fit' if fits else 'the rest takes all of it'
-  raise ValueError(
-    f'replay.strata.{stratum.name}.max_size={stratum.max_size}: {stored} sequences need about '
-    f'{memory.replay / 2**30:.1f} GiB on each device, where {available / 2**30:.1f} GiB are '
-    f'available; {remedy}'
-  )
-
-
-def check_memory(
-  memory: unrolled.MemoryEstimate, available: int | None, *, num_envs: int, num_devices: int
+def check_estimate(
+  config: launch_config.ExperimentConfig,
+  memory: unrolled.MemoryEstimate,
+  available: int | None,
+  *,
+  num_devices: int,
+  capacity: int = 0,
 ) -> str | None:
   """Returns a warning if a program may not fit into memory once compiled; None if it should fit.
 
   Args:
-    memory: estimated bytes that the program needs on each device.
+    memory: estimated bytes on each device; the size of the replay is known exactly.
     available: bytes of memory of each device; None where unknown.
-    num_envs: number of environments on all devices together.
-    num_devices: number of devices that share them.
+    num_devices: number of devices that share the environments.
+    capacity: number of sequences that replay stores, fewer than its strata's in a short run.
 
   Raises:
-    ValueError: the estimate, which may be a third too high, is above 1.5 times what is available.
+    ValueError: the replay does not fit and is most of the memory, or the estimate, which may be a third
+      too high, is above 1.5 times what is available; names a size that would fit.
   """
-  needed = memory.state + memory.batch + memory.replay
+  rest = memory.state + memory.batch
+  needed = rest + memory.replay
   if available is None or needed < 0.9 * available:
     return None
+  if memory.replay >= rest:
+    stratum = config.replay.limiting_stratum
+    fits = int(max(0.0, 0.9 * available - rest) / memory.replay * capacity)
+    remedy = f'{_power_of_two(fits)} would fit' if fits else 'the rest takes all of it'
+    raise ValueError(
+      f'replay.strata.{stratum.name}.max_size={stratum.max_size}: {capacity} sequences need about '
+      f'{_gib(memory.replay)} on each device, where {_gib(available)} are available; {remedy}'
+    )
+  num_envs = config.actor.num_envs
   # Parameters do not shrink with the environments; the tenth that is left free covers small ones.
-  share = max(1, int(num_envs / num_devices * 0.9 * available / needed))
-  fits = num_devices * 2 ** (share.bit_length() - 1)
+  fits = num_devices * _power_of_two(max(1, int(num_envs / num_devices * 0.9 * available / needed)))
   text = (
-    f'actor.num_envs={num_envs}: needs about {needed / 2**30:.1f} GiB on each device, where '
-    f'{available / 2**30:.1f} GiB are available; {fits} would fit'
+    f'actor.num_envs={num_envs}: needs about {_gib(needed)} on each device, where {_gib(available)} '
+    f'are available; {fits} would fit'
   )
   if needed > 1.5 * available:
     raise ValueError(text)
@@ -171,7 +159,6 @@ def check_compiled(
   """Raises ValueError, with a remedy, if a compiled program does not fit into the memory of a device.
 
   Args:
-    config: config of the run.
     memory: estimated bytes on each device; state and replay do not shrink with the batch.
     needed: bytes that the program needs on each device, as it was compiled.
     available: bytes of memory of each device.
@@ -183,16 +170,21 @@ def check_compiled(
   if config.record.on_policy:  # its state has the environments
     key, size, fixed = 'actor.num_envs', config.actor.num_envs, 0
   share = max(0.0, available - fixed) / max(1, needed - fixed)
-  fits = int(size / num_devices * share)
-  remedy = (
-    f'{num_devices * 2 ** (fits.bit_length() - 1)} would fit'
-    if fits
-    else 'use a smaller replay (replay.strata) or network'
-  )
+  fits = num_devices * _power_of_two(int(size / num_devices * share))
+  remedy = f'{fits} would fit' if fits else 'use a smaller replay (replay.strata) or network'
   raise ValueError(
-    f'{key}={size}: the compiled program needs {needed / 2**30:.1f} GiB on each device, of which '
-    f'JAX may use {available / 2**30:.1f} GiB; {remedy}'
+    f'{key}={size}: the compiled program needs {_gib(needed)} on each device, of which JAX may use '
+    f'{_gib(available)}; {remedy}'
   )
+
+
+def _power_of_two(most: int) -> int:
+  """The largest power of two up to `most`; 0 if that is 0."""
+  return 2 ** (most.bit_length() - 1) if most else 0
+
+
+def _gib(count: int) -> str:
+  return f'{count / 2**30:,.1f} GiB'
 
 
 def _available_bytes(devices: list[jax.Device]) -> int | None:
@@ -238,12 +230,9 @@ def prepare(config: launch_config.ExperimentConfig) -> Prepared:
   program = build(first, of_first, jax.local_devices(), lambda: stop.count > 0)
   memory, available = program.memory(), _available_bytes(program.devices)
   config.record.check_memory(config, parts.trained, available)
-  if program.replay is not None:
-    stratum = config.replay.limiting_stratum
-    check_replay_memory(memory, available, stratum, program.replay.capacity)
-  warning = check_memory(
-    memory, available, num_envs=config.actor.num_envs, num_devices=len(program.devices)
-  )
+  capacity = program.replay.capacity if program.replay else 0
+  count = len(program.devices)
+  warning = check_estimate(config, memory, available, num_devices=count, capacity=capacity)
   return Prepared(config, parts, program, memory, warning, stop, time.monotonic() - began)
 
 
@@ -257,8 +246,6 @@ def train(
   """Trains until the run is over, interrupted or failed.
 
   Args:
-    prepared: the parts of the run, made by `prepare`.
-    folder: folder of the run, made by `folder.open_run`.
     reset_moments: whether the optimizer is reset if the run resumes from a checkpoint.
     profile: learner updates to trace; None for none.
 
@@ -269,54 +256,64 @@ def train(
     ValueError: the folder is locked, the program exceeds the memory, or the checkpoint has another config.
   """
   config, program = prepared.config, prepared.program
+  launch = composition.Launch(config=config, folder=folder, profile=profile)
   with (
     folder_lib.only_one(folder),
     prepared.stop as stop,
-    contextlib.closing(_Terminal(prepared, folder)) as terminal,
+    contextlib.closing(_Monitor(prepared, launch)) as monitor,
   ):
-    terminal.started()
-    phases = _phases(prepared, terminal)
+    phases = _phases(prepared, monitor)
     if not phases:
-      _compile(prepared, terminal)
+      _compile(prepared, monitor)
     is_on_host = isinstance(program, stepped.HostProgram)
     source = (stepped.Stepped if is_on_host else unrolled.Unrolled)(
       program,
       max_environment_steps=config.max_environment_steps,
-      resume=unrolled.Resume(reset_moments, terminal.warn),
+      resume=unrolled.Resume(reset_moments, monitor.warn),
       phases=phases,
     )
-    between = _Between(prepared, folder, terminal)
-    loop = composition.make_loop(config, folder, source, between.hooks, profile=profile)
+    loop = launch.make_loop(source, monitor.hooks)
     try:
       finished = loop.run()
     except FloatingPointError as error:
-      terminal.say(str(error))
+      monitor.say(str(error))
       return 1
-    finally:
-      between.close()
   if profile is not None:
     print(profile_lib.report(profile, folder), flush=True)
   return progress_lib.farewell(folder, config, 0 if finished else stop.first)
 
 
-class _Terminal:
-  """Progress on the terminal, and warnings there and among the run's events."""
+class _Monitor:
+  """Shows progress and warnings on the terminal, and evaluates between the updates of a loop.
 
-  def __init__(self, prepared: Prepared, folder: pathlib.Path):
-    config = prepared.config
+  Attributes:
+    hooks: callbacks of the loop.
+    say: prints a line.
+    warn: prints a warning, and writes it to the run's events.
+  """
+
+  def __init__(self, prepared: Prepared, launch: composition.Launch):
+    self._prepared, self._launch = prepared, launch
     self._progress = progress_lib.Progress(
-      config, folder, starting='compiling', tracing_seconds=prepared.seconds
+      launch.config, launch.folder, starting='compiling', tracing_seconds=prepared.seconds
     )
     self._progress.tick()
-    self._events = metrics.JsonLines(folder / 'metrics' / 'events.jsonl')
     self.say = self._progress.say
-    self.warnings = progress_lib.Warnings(config, folder, self._events, self.say)
-    self.warn = self.warnings.warn
+    self._events = metrics.JsonLines(launch.folder / 'metrics' / 'events.jsonl')
+    self._warnings = progress_lib.Warnings(launch.config, launch.folder, self._events, self.say)
+    self.warn = self._warnings.warn
+    self._begun_at = 0  # learner step
+    self._scorer: evaluator.Scorer | None = None
+    self._should_stop = lambda: prepared.stop.count > 0
+    self.hooks = loop_lib.Hooks(
+      should_stop=self._should_stop, make_logger=self._make_logger, between=self._between
+    )
     self._failure: OSError | None = None
     self._is_closed = threading.Event()
     # A thread shows the line, since compilation, a call of updates or an evaluation may take minutes.
     self._thread = threading.Thread(target=self._show, name='progress', daemon=True)
     self._thread.start()
+    self._events.write({'kind': 'started', 'name': parts_lib.LEARNER})
 
   def _show(self) -> None:
     while not self._is_closed.wait(0.5):
@@ -326,59 +323,19 @@ class _Terminal:
         self._failure = error
         return
 
-  def reach(self, step: int, environment_step: int) -> None:
-    """Shows the numbers of updates and environment steps; raises the error that ended the thread."""
-    if self._failure is not None:
-      raise self._failure
-    self._progress.reach(step, environment_step)
-
-  def close(self) -> None:
-    """Ends the line, so that the next text begins one, and closes the events."""
-    self._is_closed.set()
-    self._thread.join()
-    self._progress.end()
-    self._events.close()
-
-  def started(self) -> None:
-    """Writes to the run's events that training begins."""
-    self._events.write({'kind': 'started', 'name': 'learner'})
-
-
-class _Between:
-  """Shows progress and evaluates, between the updates of a loop.
-
-  Attributes:
-    hooks: callbacks of the loop.
-  """
-
-  def __init__(self, prepared: Prepared, folder: pathlib.Path, terminal: _Terminal):
-    self._prepared = prepared
-    self._folder = folder
-    self._terminal = terminal
-    self._begun_at = 0  # learner step
-    self._scorer: evaluator.Scorer | None = None
-    self.hooks = loop_lib.Hooks(
-      should_stop=self._should_stop, make_logger=self._make_logger, between=self._between
-    )
-
-  def _should_stop(self) -> bool:
-    return self._prepared.stop.count > 0
-
   def _make_logger(self, step: int) -> loop_lib.Logger:
     """Makes the evaluation, and the learner's logger, whose rows the agent's advice judges."""
     self._begun_at = step
-    config, folder = self._prepared.config, self._folder
-    self._scorer = composition.make_scorer(
-      config, self._prepared.parts, folder, self._should_stop, resume=step
-    )
-    also = [self._terminal.warnings]
-    return composition.make_logger(config, folder, parts_lib.LEARNER, resume=step, also=also)
+    self._scorer = self._launch.make_scorer(self._prepared.parts, self._should_stop, resume=step)
+    return self._launch.make_logger(parts_lib.LEARNER, resume=step, also=[self._warnings])
 
   def _between(self, status: loop_lib.Status) -> None:
     """Notes progress; evaluates if that is due after the first update, or if the run has finished."""
     assert self._scorer is not None
     if status.step > self._begun_at:
-      self._terminal.reach(status.step, status.environment_step)
+      if self._failure is not None:
+        raise self._failure
+      self._progress.reach(status.step, status.environment_step)
     is_due = status.step > 0 and self._scorer.schedule.is_due(status.environment_step)
     if is_due or status.finished:
       snapshot = parameters.Snapshot(
@@ -388,40 +345,44 @@ class _Between:
         self._scorer.score(snapshot, final=status.finished)
 
   def close(self) -> None:
-    """Closes the evaluator's environments and its logger."""
+    """Closes the evaluation and the events; ends the line, so that the next text begins one."""
     if self._scorer is not None:
       self._scorer.close()
+    self._is_closed.set()
+    self._thread.join()
+    self._progress.end()
+    self._events.close()
 
 
-def _compile(prepared: Prepared, terminal: _Terminal) -> None:
+def _compile(prepared: Prepared, monitor: _Monitor) -> None:
   """Compiles the program of a run and prints its memory; ValueError if it does not fit, once compiled."""
   config, program, memory = prepared.config, prepared.program, prepared.memory
   sequences = ''
   if program.replay is not None:
     stored = f'{program.replay.capacity:,} sequences'
     sequences = f', {memory.replay / 2**20:,.0f} MiB for a replay of {stored}'
-  terminal.say(
+  monitor.say(
     f'estimated on each device: {memory.state / 2**20:,.0f} MiB of parameters, moments and environments, '
     f'{memory.batch / 2**20:,.0f} MiB for a batch and its gradients{sequences}'
   )
   if prepared.warning is not None:
-    terminal.warn(prepared.warning)
+    monitor.warn(prepared.warning)
   devices, num_bytes = program.devices, program.compile()
   available = _available_bytes(devices)
   of_device = ''
   if available is not None and devices[0].platform != 'cpu':  # there it is what others leave
     check_compiled(config, memory, num_bytes, available, len(devices))
-    of_device = f' of {available / 2**30:,.1f} GiB'
+    of_device = f' of {_gib(available)}'
   if isinstance(program, stepped.HostProgram):
-    terminal.say(host.SLOW)
-  terminal.say(
+    monitor.say(host.SLOW)
+  monitor.say(
     f'{config.actor.num_envs:,} environments x {config.steps_per_sequence} steps: '
     f'{config.record.describe_update(config, program.update)}; '
     f'{len(devices)} x {devices[0].platform}, {num_bytes / 2**20:,.0f} MiB{of_device} compiled'
   )
 
 
-def _phases(prepared: Prepared, terminal: _Terminal) -> list[unrolled.Phase]:
+def _phases(prepared: Prepared, monitor: _Monitor) -> list[unrolled.Phase]:
   """Phases of a run whose environment has options that vary; none if there are none."""
   config, schedules = prepared.config, prepared.config.schedules
   starts = sorted({step for schedule in schedules.values() for step, _ in schedule})
@@ -437,8 +398,8 @@ def _phases(prepared: Prepared, terminal: _Terminal) -> list[unrolled.Phase]:
 
     def compile_program(program: unrolled.FusedProgram) -> None:
       values = ', '.join(f'environment.{option}={value}' for option, value in options.items())
-      terminal.say(f'from environment step {start:,}: {values}')
-      _compile(prepared._replace(program=program), terminal)
+      monitor.say(f'from environment step {start:,}: {values}')
+      _compile(prepared._replace(program=program), monitor)
 
     return unrolled.Phase(start, options, make_program, compile_program)
 

@@ -4,9 +4,8 @@ import contextlib
 import dataclasses
 import pathlib
 import shutil
-import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from typing import NamedTuple
 
 import portpicker
@@ -18,8 +17,8 @@ from hephaestus.launch import user_errors
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import metrics
 from hephaestus.launch.processes import fork_server, supervisor
+from hephaestus.launch.run import composition, preflight, variables
 from hephaestus.launch.run import parts as parts_lib
-from hephaestus.launch.run import preflight, variables
 from hephaestus.launch.run import progress as progress_lib
 from hephaestus.learner import process_group
 from hephaestus.learner import profile as profile_lib
@@ -62,11 +61,8 @@ def train(
   """Runs all nodes, or a host's share of them, until the run ends, is interrupted or fails.
 
   Args:
-    config: config of the run.
-    folder: folder of the run, made by `folder.open_run`.
     forks: forks the nodes; None: each node is a new program, which imports everything itself.
     share: nodes of this host, in a run on several; None for all nodes.
-    exposed: whether other machines may reach replay here.
     profile: learner updates to trace; actor 0 is traced at about the same time. None for no trace.
     tracing_seconds: time that the launcher took to trace the agent, which tells how fast this machine
       is; None if unknown, then no time of the start is estimated.
@@ -82,25 +78,37 @@ def train(
     if share is None and config.learner.num_processes > 1:
       # One process owns all accelerators of a machine; several on one machine are for tests.
       config = dataclasses.replace(config, accelerator=False)
-    nodes = _Nodes(config, folder, share)
-    addresses, exposed, coordinator = _announce(nodes, config, exposed=exposed)
-    with _commands(nodes, config, addresses, exposed, coordinator, profile) as commands:
-      watcher = _Watcher(nodes, config, commands, addresses, tracing_seconds)
+    launch = composition.Launch(config=config, folder=folder, profile=profile, exposed=exposed)
+    launch, addresses = _announce(launch, share)
+    with _commands(launch, share, addresses) as commands:
+      watcher = _Watcher(launch, share, commands, addresses, tracing_seconds)
+      learners, replay = watcher.learners, watcher.replay
+      peers = connection.without_proxy([*addresses, *filter(None, [launch.coordinator])])
+      external = process_group.PEER_GONE if len(learners) > 1 else frozenset()
       outcome = supervisor.Supervisor(
-        _processes(nodes, config, commands, [*addresses, *filter(None, [coordinator])]),
+        [
+          supervisor.Process(
+            name,
+            command,
+            variables.of_node(name, config) | peers,
+            watcher.log(name),
+            external_exit_codes=external if name in learners else frozenset(),
+          )
+          for name, command in commands.items()
+        ],
         is_over=watcher.is_over,
         restarts=supervisor.Restarts(
           # A node that fails three times in a row, each in its first minute, will go on failing.
           max_fast_failures=3,
           healthy_seconds=60.0,
-          together=[name for name in commands if name in nodes.learners],
+          together=[name for name in commands if name in learners],
         ),
         stopping=supervisor.Stopping(
           # Actors first: nothing is inserted after the last checkpoints, which the learner asks for.
           groups=[
-            ([name for name in commands if name not in (*nodes.learners, *nodes.replay)], 3.0),
-            ([name for name in commands if name in nodes.learners], 60.0),
-            ([name for name in commands if name in nodes.replay], 2.0),
+            ([name for name in commands if name not in (*learners, *replay)], 3.0),
+            ([name for name in commands if name in learners], 60.0),
+            ([name for name in commands if name in replay], 2.0),
           ],
           total_seconds=75.0,
           on_signal=lambda: watcher.progress.say(folder_lib.STOPPING),
@@ -110,221 +118,158 @@ def train(
         forks=forks,
       ).run()
   watcher.progress.end()
-  if profile is not None and not commands.keys().isdisjoint(nodes.profiled):
+  if profile is not None and {learners[0], f'{parts_lib.ACTOR}-0'} & commands.keys():
     print(profile_lib.report(profile, folder), flush=True)
-  code = _report(nodes, outcome, watcher.failed_late)
-  if code is None and (outcome.interrupted or parts_lib.EVALUATOR in commands):
+  code = watcher.report(outcome)
+  if code is not None:
+    return code
+  if outcome.interrupted or parts_lib.EVALUATOR in commands:
     return progress_lib.farewell(folder, config, outcome.interrupted)
-  if code is None:
-    print('done')
-  return code or 0
-
-
-class _Nodes:
-  """The names of the nodes of a run, and which of them belong to this host.
-
-  Attributes:
-    folder: folder of the run.
-    share: this host's share of the nodes; None for all.
-    replay, learners: names of all nodes of replay and of the learner, also on other hosts.
-    profiled: names of the nodes that trace updates with --profile.
-    shards_here: indices of the shards of replay on this host.
-  """
-
-  def __init__(
-    self, config: launch_config.ExperimentConfig, folder: pathlib.Path, share: Share | None
-  ):
-    self.folder = folder
-    self.share = share
-    self.replay = parts_lib.replay_names(config.replay.num_shards)
-    self.learners = parts_lib.learners(config.learner.num_processes)
-    self.profiled = (self.learners[0], f'{parts_lib.ACTOR}-0')
-    self.shards_here = [
-      shard for shard, name in enumerate(self.replay) if share is None or name in share.nodes
-    ]
-
-  def log(self, name: str) -> pathlib.Path:
-    """Path of the log of a node."""
-    return self.folder / 'logs' / f'{name}.log'
-
-  def ends(self, commands: Iterable[str]) -> list[str]:
-    """Lists the nodes that exit by themselves at the end; once all have exited, the run is over."""
-    ending = (*self.learners, parts_lib.EVALUATOR, parts_lib.ENDING)
-    return [name for name in commands if name in ending]
+  print('done')
+  return 0
 
 
 def _announce(
-  nodes: _Nodes, config: launch_config.ExperimentConfig, *, exposed: bool
-) -> tuple[Sequence[str], bool, str | None]:
+  launch: composition.Launch, share: Share | None
+) -> tuple[composition.Launch, Sequence[str]]:
   """Chooses and prints the ports of this host; writes the addresses of replay into the run's folder.
 
   Returns:
-    HOST:PORT of each shard of replay, whether they will be exposed, and HOST:PORT of the first
-    process of a learner of several processes (None for one process).
+    The launch with everything that belongs to this host, and HOST:PORT of each shard of replay.
 
   Raises:
     ValueError: a port or an address cannot be used.
   """
-  share = nodes.share
+  config = launch.config
+  shards = parts_lib.replay_names(config.replay.num_shards)
+  learners = parts_lib.learners(config.learner.num_processes)
+  here = [shard for shard, name in enumerate(shards) if share is None or name in share.nodes]
+  exposed, coordinator, launch_id = launch.exposed, None, time.time_ns()
   if share is None:
     addresses: Sequence[str] = [f'127.0.0.1:{port}' for port in _free_ports(config)]
+    if len(learners) > 1:
+      coordinator = f'127.0.0.1:{portpicker.pick_unused_port()}'
   else:
-    addresses = share.addresses
-    for shard in nodes.shards_here:
+    addresses, coordinator, launch_id = share.addresses, share.coordinator, share.launch_id
+    for shard in here:
       _check_port(_port_of(addresses[shard]))
-  (nodes.folder / folder_lib.ADDRESS).write_text('\n'.join(addresses))
-  if nodes.shards_here:
+  (launch.folder / folder_lib.ADDRESS).write_text('\n'.join(addresses))
+  if here:
     exposed, reach = preflight.reach(exposed)
-    for shard in nodes.shards_here:
-      port = _port_of(addresses[shard])
-      print(f'{nodes.replay[shard]} listens at port {port}: {reach}', flush=True)
-  coordinator = share.coordinator if share else None
-  if share is None and len(nodes.learners) > 1:
-    coordinator = f'127.0.0.1:{portpicker.pick_unused_port()}'
-  first = nodes.learners[0]
-  if coordinator is not None and (share is None or first in share.nodes):
-    preflight.check_coordinator(coordinator)
+    for shard in here:
+      print(f'{shards[shard]} listens at port {_port_of(addresses[shard])}: {reach}', flush=True)
+  if coordinator is not None and (share is None or learners[0] in share.nodes):
+    address, port = coordinator.rsplit(':', 1)
+    refusal = 'cannot be used on this host ({}); give one of its own addresses, and a free port'
+    keys = f'learner.address={address}, learner.port={port}'
+    preflight.check_listening(address, int(port), f'{keys}: {refusal}')
     reach = preflight.coordinator_reach(coordinator)
-    print(f'{first} listens at {coordinator}: {reach}', flush=True)
-  return addresses, exposed, coordinator
+    print(f'{learners[0]} listens at {coordinator}: {reach}', flush=True)
+  launch = dataclasses.replace(
+    launch, launch_id=launch_id, shards_here=here, exposed=exposed, coordinator=coordinator
+  )
+  return launch, addresses
 
 
-def _check_port(port: int | None) -> int:
-  """Returns the given port, or a free one for None; ValueError if replay cannot listen at it."""
-  if port is None:
-    return portpicker.pick_unused_port()
-  with socket.socket(socket.AF_INET6) as probe:
-    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-      probe.bind(('::', port))
-    except OSError as error:
-      raise ValueError(
-        f'replay.port={port}: cannot be used ({error.strerror}); give another, or null for a free one'
-      ) from None
+def _check_port(port: int) -> int:
+  """Returns the port; ValueError if replay cannot listen at it."""
+  refusal = f'replay.port={port}: cannot be used ({{}}); give another, or null for a free one'
+  preflight.check_listening('::', port, refusal)
   return port
 
 
 def _free_ports(config: launch_config.ExperimentConfig) -> list[int]:
   """Chooses a port for each shard of replay; ValueError if replay cannot listen at a configured one."""
-  ports: list[int] = []
-  while len(ports) < config.replay.num_shards:
-    first = config.replay.port
-    port = _check_port(None if first is None else first + len(ports))
-    ports += [] if port in ports else [port]
-  return ports
+  first, count = config.replay.port, config.replay.num_shards
+  if first is not None:
+    return [_check_port(first + shard) for shard in range(count)]
+  ports: set[int] = set()
+  while len(ports) < count:
+    ports.add(portpicker.pick_unused_port())
+  return list(ports)
 
 
 @contextlib.contextmanager
 def _commands(
-  nodes: _Nodes,
-  config: launch_config.ExperimentConfig,
-  addresses: Sequence[str],
-  exposed: bool,
-  coordinator: str | None,
-  profile: profile_lib.Span | None,
+  launch: composition.Launch, share: Share | None, addresses: Sequence[str]
 ) -> Iterator[dict[str, Sequence[str]]]:
   """Yields node name -> command, for this host's nodes; the pickled nodes exist while it is entered."""
   from hephaestus.launch.run import program  # Launchpad, Reverb and TensorFlow take seconds
 
-  share = nodes.share
-  scratch = nodes.folder / 'nodes'
+  scratch = launch.folder / 'nodes'
   shutil.rmtree(scratch, ignore_errors=True)
   scratch.mkdir(mode=0o700)  # pickles are code: nobody else may write them
-  topology = program.make_program(
-    config,
-    nodes.folder.resolve(),
-    launch_id=share.launch_id if share else time.time_ns(),
-    shards_here=nodes.shards_here,
-    exposed=exposed,
-    coordinator=coordinator,
-    profile=profile,
-  )
+  topology = program.make_program(dataclasses.replace(launch, folder=launch.folder.resolve()))
   commands = program.commands(topology, addresses, scratch)
   here = share.nodes if share else [name for name in commands if name != parts_lib.ENDING]
   yield {name: commands[name] for name in here}
   shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _processes(
-  nodes: _Nodes,
-  config: launch_config.ExperimentConfig,
-  commands: Mapping[str, Sequence[str]],
-  peers: Sequence[str],
-) -> list[supervisor.Process]:
-  """Makes the supervisor's processes, which reach the `peers`, HOST:PORT each, without a proxy."""
-  external_exit_codes = process_group.PEER_GONE if len(nodes.learners) > 1 else frozenset()
-  return [
-    supervisor.Process(
-      name,
-      command,
-      variables.of_node(name, config) | connection.without_proxy(peers),
-      nodes.log(name),
-      external_exit_codes=external_exit_codes if name in nodes.learners else frozenset(),
-    )
-    for name, command in commands.items()
-  ]
-
-
 class _Watcher:
   """Shows and records the events of the supervisor, and decides when the run is over.
 
   Attributes:
+    replay, learners: names of all nodes of replay and of the learner, also on other hosts.
     progress: the progress line.
-    failed_late: list with the name of the learner process that ended with an error last; empty if
-      there is none, or it was restarted since.
   """
 
   def __init__(
     self,
-    nodes: _Nodes,
-    config: launch_config.ExperimentConfig,
-    commands: Mapping[str, Sequence[str]],
+    launch: composition.Launch,
+    share: Share | None,
+    nodes: Collection[str],
     addresses: Sequence[str],
     tracing_seconds: float | None,
   ):
-    self._nodes = nodes
-    self._learns = nodes.learners[0] in commands
-    self._ends = set(nodes.ends(commands))
-    self._events = metrics.JsonLines(nodes.folder / 'metrics' / 'events.jsonl')
+    config, self._launch, self._share = launch.config, launch, share
+    self.replay = parts_lib.replay_names(config.replay.num_shards)
+    self.learners = parts_lib.learners(config.learner.num_processes)
+    ending = (*self.learners, parts_lib.EVALUATOR, parts_lib.ENDING)
+    self._ends = {name for name in nodes if name in ending}
+    self._events = metrics.JsonLines(launch.folder / 'metrics' / 'events.jsonl')
     self.progress = progress_lib.make(
-      config, nodes.folder, commands, tracing_seconds=tracing_seconds, grows=nodes.share is None
+      config, launch.folder, nodes, tracing_seconds=tracing_seconds, grows=share is None
     )
     if isinstance(config.make_environment(), host.HostEnvironment):
       self.progress.say(host.SLOW)
     self._warnings: progress_lib.Warnings | None = None
-    if self._learns:
-      self._warnings = progress_lib.Warnings(config, nodes.folder, self._events, self.progress.say)
+    if self.learners[0] in nodes:
+      self._warnings = progress_lib.Warnings(config, launch.folder, self._events, self.progress.say)
     self._is_drained: Callable[[], bool] = lambda: True
-    if nodes.share and nodes.shards_here:
-      self._is_drained = Drain([_port_of(addresses[shard]) for shard in nodes.shards_here])
-    self.failed_late: list[str] = []
+    if share and launch.shards_here:
+      self._is_drained = Drain([_port_of(addresses[shard]) for shard in launch.shards_here])
+    self._failed_late: str | None = None  # learner process that failed last, not restarted since
+
+  def log(self, name: str) -> pathlib.Path:
+    """Path of the log of a node."""
+    return self._launch.folder / 'logs' / f'{name}.log'
 
   def on_event(self, event: supervisor.Event) -> None:
     """Records an event, shows a restart, and remembers a learner that failed."""
     self._events.write(event._asdict())
     if event.kind == 'restarting':
-      reason = user_errors.logged(self._nodes.log(event.name))
+      reason = user_errors.logged(self.log(event.name))
       self.progress.say(
         f'{event.name} exited with code {event.exit_code}{"" if reason is None else f": {reason}"}; '
         f'restart {event.restarts + 1} in {event.delay_seconds:.1f} s'
       )
-    failed = event.kind in ('exited', 'killed') and event.exit_code
-    if failed and event.name in self._nodes.learners:
-      self.failed_late[:] = [event.name]
-    if event.kind == 'started' and event.name in self.failed_late:
-      self.failed_late.clear()
+    if event.kind in ('exited', 'killed') and event.exit_code and event.name in self.learners:
+      self._failed_late = event.name
+    if event.kind == 'started' and event.name == self._failed_late:
+      self._failed_late = None
 
   def on_tick(self) -> None:
     """Updates progress and warnings; a host without the learner also keeps replay's newest checkpoints."""
     self.progress.tick()
     if self._warnings is not None:
       self._warnings.tick()
-    if self._nodes.share is None:
+    if self._share is None:
       return
-    self._nodes.share.on_tick()
-    if not self._learns:
-      folders = parts_lib.replay_folders(self._nodes.folder, len(self._nodes.replay))
-      for shard in self._nodes.shards_here:
+    self._share.on_tick()
+    if self._warnings is None:
+      folders = parts_lib.replay_folders(self._launch.folder, len(self.replay))
+      for shard in self._launch.shards_here:
         replay_checkpoint.keep(folders[shard])
 
   def is_over(self, finished: Set[str]) -> bool:
@@ -333,24 +278,23 @@ class _Watcher:
     is_finished = finished >= self._ends if self._ends else bool(finished)
     return is_finished and self._is_drained()
 
-
-def _report(nodes: _Nodes, outcome: supervisor.Outcome, failed_late: Sequence[str]) -> int | None:
-  """Prints why a run, or a stopped share of one, ended early; returns the exit code, None if it did not."""
-  if outcome.failed is not None:
-    log = nodes.log(outcome.failed)
-    reason = user_errors.logged(log)
-    print(f'{outcome.failed} failed again and again (last exit code {outcome.failed_exit_code}):')
-    for line in outcome.last_lines if reason is None else [reason]:
-      print(f'  {line}')
-    print(f'the whole log: {log}')
-    return 1
-  if failed_late:
-    print(f'the learner did not write its last checkpoint; see {nodes.log(failed_late[0])}')
-    return 1
-  if outcome.interrupted and nodes.share:
-    print('stopped')
-    return STOPPED
-  return None
+  def report(self, outcome: supervisor.Outcome) -> int | None:
+    """Prints why a run, or a stopped share of one, ended early; returns the exit code, None if it did not."""
+    if outcome.failed is not None:
+      log = self.log(outcome.failed)
+      reason = user_errors.logged(log)
+      print(f'{outcome.failed} failed again and again (last exit code {outcome.failed_exit_code}):')
+      for line in outcome.last_lines if reason is None else [reason]:
+        print(f'  {line}')
+      print(f'the whole log: {log}')
+      return 1
+    if self._failed_late is not None:
+      print(f'the learner did not write its last checkpoint; see {self.log(self._failed_late)}')
+      return 1
+    if outcome.interrupted and self._share:
+      print('stopped')
+      return STOPPED
+    return None
 
 
 class Drain:

@@ -34,6 +34,7 @@ from hephaestus.replay import connection, parameters, reader, tables, writer
 if TYPE_CHECKING:
   import reverb
 
+Clients = Sequence['reverb.Client']  # of all shards of replay
 COUNTS_PERIOD = 0.5  # seconds between two writes of the learner's counts
 
 
@@ -52,30 +53,17 @@ def _end_quietly() -> None:
   atexit.register(signal.signal, signal.SIGALRM, signal.SIG_IGN)
 
 
-def _addresses(replay: Sequence['reverb.Client']) -> list[str]:
+def _addresses(replay: Clients) -> list[str]:
   return [client.server_address for client in replay]
 
 
-def collected_steps(
+def _collected(
   config: launch_config.ExperimentConfig,
-  replay: Sequence['reverb.Client'],
+  replay: Clients,
   name: str,
   file: pathlib.Path | None = None,
 ) -> collected_lib.Collected:
-  """Makes a counter of the environment steps of a run.
-
-  Args:
-    config: config of the run.
-    replay: clients of all shards of replay.
-    name: name of the calling node, for the logs.
-    file: file in which the counts outlive a restart; None for no file.
-
-  Returns:
-    A `collected.Collected`; a call asks replay for the steps so far, None if no shard answers.
-
-  Raises:
-    ValueError: the file exists and does not hold counts.
-  """
+  """Makes a node's counter of the run's environment steps, whose counts outlive a restart in a `file`."""
   return collected_lib.Collected(
     _addresses(replay),
     name,
@@ -87,7 +75,7 @@ def collected_steps(
 
 
 def _params_source(
-  parts: parts_lib.Parts, run: pathlib.Path, replay: Sequence['reverb.Client'], name: str
+  parts: parts_lib.Parts, run: pathlib.Path, replay: Clients, name: str
 ) -> parameters.Subscription:
   """Subscribes a node to acting parameters; its `environment_step` begins with that in the node's metrics."""
   row = metrics.last(run / 'metrics' / f'{name}.jsonl') or {}
@@ -99,17 +87,11 @@ def _params_source(
   )
 
 
-def replay_saver(
-  replay: Sequence['reverb.Client'], folders: Sequence[str | None]
-) -> Callable[[], Any]:
+def _replay_saver(replay: Clients, folders: Sequence[str | None]) -> Callable[[], Any]:
   """Makes a function that has every shard of replay write its checkpoint.
 
-  The function tries all shards, then raises RuntimeError or OSError if one failed.
-
-  Args:
-    replay: client of each shard.
-    folders: folder of each shard's checkpoints, in which the newest is kept; None for a shard of
-      another host, which keeps its own.
+  The function tries all shards, then raises RuntimeError or OSError if one failed. In the folder of a
+  shard the newest checkpoint is kept; a shard of another host has None, and keeps its own.
   """
   if len(replay) == 1:
     (client,), (folder,) = replay, folders
@@ -166,134 +148,95 @@ def _count_writer(run: pathlib.Path) -> Callable[[loop.Status], None]:
   return write
 
 
-def build_learner(
-  config: launch_config.ExperimentConfig,
-  run: pathlib.Path,
-  launch_id: int,
-  shards_here: Sequence[int],
-  place: process_group_lib.Place | None,
-  profile: profile_lib.Span | None,
-  replay: Sequence['reverb.Client'],
-) -> loop.Loop:
+def build_learner(launch: composition.Launch, rank: int, replay: Clients) -> loop.Loop:
   """Makes the learner node, or one of the processes of a learner that has several.
 
   Args:
-    config: config of the run.
-    run: folder of the run.
-    launch_id: number of this launch, see `program.make_program`.
-    shards_here: shards of replay on this host, whose checkpoints are written into `run`.
-    place: rank of this process in a learner of several; None for a learner of one process.
-    profile: learner updates to trace; None for none.
-    replay: clients of all shards of replay.
+    rank: index of the process in a learner of several, from 0.
 
   Raises:
     ValueError: the newest checkpoint is of another config, or a batch does not divide over the devices.
     RuntimeError: the processes of a learner that has several do not find each other.
   """
   process.prepare()
+  config = launch.config
   should_stop = _stop_signal(config)
   group: process_group_lib.Group = process_group_lib.ONE_PROCESS
-  if place is not None:  # before any array is made
+  if launch.coordinator is not None:  # before any array is made
     group = process_group_lib.ProcessGroup(
-      place, stuck_seconds=config.learner.stuck_seconds, should_stop=should_stop
+      process_group_lib.Place(launch.coordinator, rank, config.learner.num_processes),
+      stuck_seconds=config.learner.stuck_seconds,
+      should_stop=should_stop,
     )
-  source = _make_source(config, run, launch_id, shards_here, place, should_stop, group, replay)
-  hooks = loop.Hooks(
-    should_stop=should_stop,
-    make_logger=lambda step: composition.make_logger(config, run, parts_lib.LEARNER, resume=step),
-    **({'between': _count_writer(run)} if group.is_first else {}),
-  )
-  return composition.make_loop(config, run, source, hooks, profile=profile, group=group)
-
-
-def _make_source(
-  config: launch_config.ExperimentConfig,
-  run: pathlib.Path,
-  launch_id: int,
-  shards_here: Sequence[int],
-  place: process_group_lib.Place | None,
-  should_stop: Callable[[], bool],
-  group: process_group_lib.Group,
-  replay: Sequence['reverb.Client'],
-) -> loop.Source:
-  """Makes the source of batches: a queue for on-policy agents, else replay; the first process publishes."""
-  parts = parts_lib.make_parts(config)
-  address = _addresses(replay)
-  is_first = group.is_first
+  parts, address = parts_lib.make_parts(config), _addresses(replay)
   trained = sampled.Trained(
     config.record.make_update(config, parts.trained, num_devices=jax.device_count()),
     parts.agent.acting_params,
   )
-  publisher = parameters.Publisher(address, parts.params_schema) if is_first else None
+  publisher = parameters.Publisher(address, parts.params_schema) if group.is_first else None
+  count = config.learner.num_processes
+  batch_size = config.batch_size // count
+
+  def make_link(max_in_flight: int, **options: Any) -> sampled.Link:
+    read_from = reader.Reader(
+      # From shards of its own if there are enough for all processes.
+      address[rank::count] if len(address) >= count else address,
+      config.replay.strata,
+      parts.sequence_schema,
+      batch_size=batch_size,
+      timeout_seconds=config.replay.timeout_seconds,
+      max_in_flight=max_in_flight,
+      **options,
+    )
+    return sampled.Link(read_from, publisher, launch.launch_id, should_stop)
+
+  most = config.replay.max_in_flight
+  source: loop.Source
   if config.record.on_policy:
     stale_filter = stale_filter_lib.StaleFilter(config.learner.max_staleness)
-    link = sampled.Link(
-      _make_reader(config, parts, address, place, stale_filter), publisher, launch_id, should_stop
+    ahead = stale_filter_lib.sequences_in_flight(most, batch_size)
+    source = on_policy.OnPolicy(
+      trained,
+      make_link(ahead, prefetch=0, keep=stale_filter.keep),
+      stale_filter,
+      steps_per_sequence=config.steps_per_sequence,
+      group=group,
     )
-    return on_policy.OnPolicy(
-      trained, link, stale_filter, steps_per_sequence=config.steps_per_sequence, group=group
+  else:
+    source = replayed.FromReplay(
+      trained,
+      make_link(most),
+      _experience(launch, replay, is_first=group.is_first),
+      publish_period=config.learner.publish_period,
+      num_processes=count,
     )
-  link = sampled.Link(
-    _make_reader(config, parts, address, place), publisher, launch_id, should_stop
+  hooks = loop.Hooks(
+    should_stop=should_stop,
+    make_logger=lambda step: launch.make_logger(parts_lib.LEARNER, resume=step),
+    **({'between': _count_writer(launch.folder)} if group.is_first else {}),
   )
-  return replayed.FromReplay(
-    trained,
-    link,
-    _experience(config, run, shards_here, replay, is_first),
-    publish_period=config.learner.publish_period,
-    num_processes=config.learner.num_processes,
-  )
-
-
-def _make_reader(
-  config: launch_config.ExperimentConfig,
-  parts: parts_lib.Parts,
-  address: Sequence[str],
-  place: process_group_lib.Place | None,
-  stale_filter: stale_filter_lib.StaleFilter | None = None,
-) -> reader.Reader:
-  """Makes the reader of one learner process, from shards of its own if there are enough for all.
-
-  On-policy, it prefetches few sequences, and drops those that the filter rejects as too old.
-  """
-  if place is not None and len(address) >= place.size:
-    address = address[place.rank :: place.size]
-  batch_size = config.batch_size // config.learner.num_processes
-  reading: dict[str, Any] = {'max_in_flight': config.replay.max_in_flight}
-  if stale_filter is not None:
-    ahead = stale_filter_lib.sequences_in_flight(config.replay.max_in_flight, batch_size)
-    reading = {'max_in_flight': ahead, 'prefetch': 0, 'keep': stale_filter.keep}
-  return reader.Reader(
-    address,
-    config.replay.strata,
-    parts.sequence_schema,
-    batch_size=batch_size,
-    timeout_seconds=config.replay.timeout_seconds,
-    **reading,
-  )
+  return launch.make_loop(source, hooks, group)
 
 
 def _experience(
-  config: launch_config.ExperimentConfig,
-  run: pathlib.Path,
-  shards_here: Sequence[int],
-  replay: Sequence['reverb.Client'],
-  is_first: bool,
+  launch: composition.Launch, replay: Clients, *, is_first: bool
 ) -> replayed.Experience:
   """Makes the learner's access to the counts and checkpoints of replay; only its first process counts."""
-  folders = enumerate(parts_lib.replay_folders(run, len(replay)))
+  config, run = launch.config, launch.folder
   collected: Callable[[], collected_lib.StepCounts | None] = lambda: None
   staleness = None
   if is_first:
-    collected = collected_steps(config, replay, parts_lib.LEARNER, run / folder_lib.COLLECTED)
+    collected = _collected(config, replay, parts_lib.LEARNER, run / folder_lib.COLLECTED)
     strata = tables.batch_strata(
       config.replay.strata, config.batch_size // config.learner.num_processes
     )
     staleness = staleness_lib.Staleness([config.replay.strata[index].name for index in strata])
+  folders = [
+    folder if shard in launch.shards_here else None
+    for shard, folder in enumerate(parts_lib.replay_folders(run, len(replay)))
+  ]
   return replayed.Experience(
-    save=replay_saver(
-      replay, [folder if shard in shards_here else None for shard, folder in folders]
-    ),
+    save=_replay_saver(replay, folders),
     collected=collected,
     steps_per_batch=config.batch_size * config.steps_per_sequence,
     warm_up_steps=config.replay.warm_up * config.steps_per_sequence,
@@ -301,24 +244,9 @@ def _experience(
   )
 
 
-def build_actor(
-  config: launch_config.ExperimentConfig,
-  run: pathlib.Path,
-  actor_id: int,
-  launch_id: int,
-  profile: profile_lib.Span | None,
-  replay: Sequence['reverb.Client'],
-) -> actor.Actor:
-  """Makes an actor node.
-
-  Args:
-    config: config of the run.
-    run: folder of the run.
-    actor_id: index of the actor, from 0, unique among all hosts.
-    launch_id: number of this launch, see `program.make_program`.
-    profile: learner updates; actor 0 is traced at about the same time. None for no trace.
-    replay: clients of all shards of replay.
-  """
+def build_actor(launch: composition.Launch, actor_id: int, replay: Clients) -> actor.Actor:
+  """Makes an actor node; `actor_id` is its index, from 0, unique among all hosts."""
+  config, profile = launch.config, launch.profile
   should_stop = _stop_signal(config)
   parts = parts_lib.make_parts(config, should_stop)
   name = f'{parts_lib.ACTOR}-{actor_id}'
@@ -328,12 +256,12 @@ def build_actor(
     start = max(0, profile.start + 1 - config.learner.publish_period)
     profiler = profile_lib.Profiler(
       profile._replace(start=start),
-      profile.folder(run) / name,
+      profile.folder(launch.folder) / name,
       most=profile_lib.MOST_UNROLLS,
       late=True,
     )
-  source = _params_source(parts, run, replay, name)
-  collected = collected_steps(config, replay, name)
+  source = _params_source(parts, launch.folder, replay, name)
+  collected = _collected(config, replay, name)
 
   def environment_step() -> int:
     """Environment steps of the run: the larger of the newest counts of the learner and of replay."""
@@ -353,53 +281,34 @@ def build_actor(
       ),
       environment_step=environment_step,
     ),
-    identity=actor.Identity(actor_id, config.seed, launch_id),
+    identity=actor.Identity(actor_id, config.seed, launch.launch_id),
     config=config.actor,
-    logger=composition.make_logger(config, run, name),
+    logger=launch.make_logger(name),
     should_stop=should_stop,
     profiler=profiler,
   )
 
 
-def build_evaluator(
-  config: launch_config.ExperimentConfig,
-  run: pathlib.Path,
-  launch_id: int,
-  replay: Sequence['reverb.Client'],
-) -> evaluator.Evaluator:
-  """Makes the evaluator node.
-
-  Args:
-    config: config of the run.
-    run: folder of the run.
-    launch_id: number of this launch, see `program.make_program`.
-    replay: clients of all shards of replay.
-  """
-  should_stop = _stop_signal(config)
-  parts = parts_lib.make_parts(config)
+def build_evaluator(launch: composition.Launch, replay: Clients) -> evaluator.Evaluator:
+  """Makes the evaluator node."""
+  should_stop = _stop_signal(launch.config)
+  parts = parts_lib.make_parts(launch.config)
   return evaluator.Evaluator(
-    composition.make_scorer(config, parts, run, should_stop),
-    _params_source(parts, run, replay, parts_lib.EVALUATOR),
+    launch.make_scorer(parts, should_stop),
+    _params_source(parts, launch.folder, replay, parts_lib.EVALUATOR),
     should_stop,
-    launch_id,
+    launch.launch_id,
   )
 
 
 class Ending:
-  """A node that exits when the run ends, and does nothing else.
+  """A node that exits when the run ends, and does nothing else; for a host with only replay."""
 
-  Args:
-    source: subscription to acting parameters, the final ones of which say that the run has ended.
-    should_stop: whether the node was asked to stop.
-    launch_id: number of this launch; final parameters of other launches are ignored.
-  """
-
-  def __init__(
-    self, source: parameters.Subscription, should_stop: Callable[[], bool], launch_id: int
-  ):
-    self._source = source
-    self._should_stop = should_stop
-    self._launch_id = launch_id
+  def __init__(self, launch: composition.Launch, replay: Clients):
+    schema = parts_lib.make_parts(launch.config).params_schema
+    self._source = parameters.Subscription(_addresses(replay), schema, name=parts_lib.ENDING)
+    self._should_stop = _stop_signal(launch.config)
+    self._launch_id = launch.launch_id  # final parameters of other launches are ignored
 
   def run(self) -> None:
     """Returns once the learner has published its final parameters, or the node was asked to stop."""
@@ -408,12 +317,3 @@ class Ending:
       if snapshot is not None and snapshot.ended_launch == self._launch_id:
         return
       time.sleep(0.5)
-
-
-def build_ending(
-  config: launch_config.ExperimentConfig, launch_id: int, replay: Sequence['reverb.Client']
-) -> Ending:
-  """Makes the node that exits when the run ends, for a host with only replay."""
-  schema = parts_lib.make_parts(config).params_schema
-  source = parameters.Subscription(_addresses(replay), schema, name=parts_lib.ENDING)
-  return Ending(source, _stop_signal(config), launch_id)

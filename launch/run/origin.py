@@ -38,18 +38,18 @@ def load(text: str, config: launch_config.ExperimentConfig) -> Origin:
 
   Args:
     text: RUN[@best|@STEP], as given to --from.
-    config: config of the new run.
 
   Raises:
     ValueError: there is no such checkpoint, or its arrays have other shapes than the new run's.
   """
   folder, which = request_lib.parse_origin(text)
   try:
-    step, train = _find_train(folder, which)
+    shapes = parts_lib.saved_shapes(folder_lib.load_config(folder))
+    step, train = parts_lib.find_train(folder, shapes, which)
   except ValueError as error:
     raise ValueError(f'--from {text}: {str(error).removeprefix("--checkpoint ")}') from None
   fields = {name: getattr(train, name) for name in COPIED if hasattr(train, name)}
-  like = parts_lib.train_part(_shapes(config))
+  like = parts_lib.train_part(parts_lib.saved_shapes(config))
   for name, value in fields.items():
     try:
       checkpoint.transplanted(value, getattr(like, name))
@@ -63,14 +63,10 @@ def load(text: str, config: launch_config.ExperimentConfig) -> Origin:
 
 
 def unfinished(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> Origin | None:
-  """Loads the checkpoint that a run --from another begins with, if the run has no checkpoint of its own yet.
-
-  Args:
-    folder: folder of the run, which may be new.
-    config: config of the run.
+  """Loads the origin with which a run begins again that was stopped before its first checkpoint.
 
   Returns:
-    The origin, with which a stopped run begins again; None for any other run.
+    The origin; None for any other run, also where the folder is new.
 
   Raises:
     ValueError: the origin cannot be restored any more, see `load`.
@@ -91,9 +87,6 @@ def begin(
   """Writes the first checkpoint of a new run: step 0, with the parameters of its origin.
 
   Args:
-    origin: parameters to begin with.
-    config: config of the new run.
-    folder: folder of the new run, made by `folder.open_run`.
     program: the `unrolled.FusedProgram` of a fused run; None for a run with actors.
 
   Returns:
@@ -122,13 +115,3 @@ def begin(
     saver.save(0, state)
     saver.wait()
   return f'begins with the parameters of {origin.text}, update {origin.step:,}'
-
-
-def _find_train(folder: pathlib.Path, which: str | None) -> tuple[int, Any]:
-  """Restores (learner step, train state) of a checkpoint of a run; ValueError where there is none."""
-  config = folder_lib.load_config(folder)
-  return parts_lib.find_train(folder, _shapes(config), which)
-
-
-def _shapes(config: launch_config.ExperimentConfig) -> Any:
-  return parts_lib.saved_shapes(config, parts_lib.make_parts(config))

@@ -72,7 +72,6 @@ def make_parts(
   """Makes the parts of a run, without any array.
 
   Args:
-    config: config of the run.
     should_stop: for the unroll, see `rollout.make_unroll`.
 
   Raises:
@@ -92,11 +91,10 @@ def make_parts(
   return Parts(environment, trained, make_unroll)
 
 
-def saved_shapes(config: launch_config.ExperimentConfig, parts: Parts) -> Any:
+def saved_shapes(config: launch_config.ExperimentConfig, parts: Parts | None = None) -> Any:
   """Shapes and dtypes of the state in the checkpoints of a run, without environments and replay; a tree."""
-  state = jax.eval_shape(
-    config.record.make_update(config, parts.trained, num_devices=1).init, _key()
-  )
+  trained = (parts or make_parts(config)).trained
+  state = jax.eval_shape(config.record.make_update(config, trained, num_devices=1).init, _key())
   if config.fused:
     from hephaestus.learner.sources import unrolled  # whose loop loading a policy does not need
 
@@ -115,7 +113,6 @@ def checkpointer(
   """Opens the checkpoints of a run.
 
   Args:
-    run: folder of the run.
     keep: number of newest checkpoints to keep, in addition to the best one: the one nearest to the
       evaluation with the highest mean episode return.
     read_only: whether nothing may be written or deleted.
@@ -134,17 +131,10 @@ def checkpointer(
   return checkpoint.Checkpointer(run / 'checkpoints', read_only=read_only, keep=keep, scores=scores)
 
 
-def find_step(run: pathlib.Path, which: str) -> int:
-  """Learner step of a checkpoint, given as a step or 'best'; ValueError, listing all, if it is missing."""
-  with contextlib.closing(checkpointer(run, read_only=True)) as saved:
-    return saved.find(which)
-
-
 def saved_train(run: pathlib.Path, like: Any, step: int | None = None) -> tuple[int, Any] | None:
   """Learner step and train state of one of a run's checkpoints; None if there is no intact one.
 
   Args:
-    run: folder of the run.
     like: shapes and dtypes of the state in its checkpoints, or of the parts to restore.
     step: learner step of the checkpoint; None for the newest that is intact.
 
@@ -164,7 +154,6 @@ def find_train(run: pathlib.Path, like: Any, which: str | None) -> tuple[int, An
   """Learner step and train state of the checkpoint that a user has chosen.
 
   Args:
-    run: folder of the run.
     like: shapes and dtypes of the state in its checkpoints, or of the parts to restore.
     which: a learner step, or 'best'; None for the newest.
 
@@ -173,10 +162,11 @@ def find_train(run: pathlib.Path, like: Any, which: str | None) -> tuple[int, An
   """
   step = None
   if which is not None:
-    try:
-      step = find_step(run, which)
-    except ValueError as error:
-      raise ValueError(f'--checkpoint {error}') from None
+    with contextlib.closing(checkpointer(run, read_only=True)) as saved:
+      try:
+        step = saved.find(which)
+      except ValueError as error:
+        raise ValueError(f'--checkpoint {error}') from None
   found = saved_train(run, like, step)
   if found is None and step is not None:
     raise ValueError(f'--checkpoint {which}: is broken; give another')
@@ -196,36 +186,15 @@ class _WithTrain(NamedTuple):
 def saved_params(
   run: pathlib.Path, config: launch_config.ExperimentConfig, like: Any, which: str | None
 ) -> tuple[int, Any]:
-  """Learner step and all parameters of a checkpoint, without the rest of its train state.
+  """Learner step and all parameters of a checkpoint, read without the rest of its train state.
 
-  Args:
-    run: folder of the run.
-    config: config of the run.
-    like: shapes and dtypes of the parameters.
-    which: a learner step, or 'best'; None for the newest.
-
-  Raises:
-    ValueError: as in `find_train`.
+  Arguments and errors are as in `find_train`, but `like` is the shapes and dtypes of the parameters.
   """
   state: Any = _WithParams(like)
   if config.fused or config.record.on_policy:
     state = _WithTrain(state)
   step, train = find_train(run, state, which)
   return step, train.params
-
-
-def newest_params(run: pathlib.Path, like: Any) -> tuple[int, Any] | None:
-  """Learner step and all parameters of a run's newest intact checkpoint; None if there is none.
-
-  Args:
-    run: folder of the run.
-    like: shapes and dtypes of the state in its checkpoints.
-
-  Raises:
-    ValueError: the checkpoint has other arrays than `like`.
-  """
-  found = saved_train(run, like)
-  return None if found is None else (found[0], found[1].params)
 
 
 def replay_names(num_shards: int) -> list[str]:

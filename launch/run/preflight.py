@@ -43,13 +43,21 @@ def check_environment(config: launch_config.ExperimentConfig) -> list[str]:
   _check_schedules(config, environment)
   name = config.environment['name']
   try:
-    if isinstance(environment, host.HostEnvironment):
-      found = host.check_values(environment, config.seed)
-    else:
-      found = wrappers.check_values(environment, jax.random.key(config.seed))
+    found = check_values(environment, config.seed)
   except ValueError as error:
     raise ValueError(f'environment.name={name!r}: {error}') from error
   return [f'environment.name={name}: {warning}' for warning in found]
+
+
+def check_values(environment: environment_lib.Environment, seed: int) -> list[str]:
+  """Checks the values that an environment emits in some steps; returns a line for each warning.
+
+  Raises:
+    ValueError: the environment breaks its specs.
+  """
+  if isinstance(environment, host.HostEnvironment):
+    return host.check_values(environment, seed)
+  return wrappers.check_values(environment, jax.random.key(seed))
 
 
 def _check_schedules(
@@ -85,7 +93,6 @@ def check_memory(
   If the learner trains on the CPU here, the agent's sizes are checked as well.
 
   Args:
-    config: config of the run.
     shards: number of shards of replay on this machine; None for all.
     learns: whether the learner runs on this machine.
 
@@ -103,9 +110,9 @@ def check_memory(
     config.record.check_memory(config, trained, available)
   if not here:
     return ''
-  strata = config.replay.strata
-  index = max(range(len(strata)), key=lambda index: strata[index].max_size)
-  most = strata[index].max_size
+  index, most = max(
+    enumerate(each.max_size for each in config.replay.strata), key=lambda pair: pair[1]
+  )
   there = -(-most * here // config.replay.num_shards)
   if needed > available:
     raise ValueError(
@@ -155,8 +162,7 @@ def num_updates(config: launch_config.ExperimentConfig) -> int:
 def check_checkpoint(config: launch_config.ExperimentConfig, folder: pathlib.Path) -> None:
   """Raises ValueError if the run's newest checkpoint has other arrays than its config asks for."""
   if (folder / 'checkpoints').exists():
-    shapes = parts_lib.saved_shapes(config, parts_lib.make_parts(config))
-    parts_lib.newest_params(folder, shapes)
+    parts_lib.saved_train(folder, parts_lib.saved_shapes(config))
 
 
 def warnings(config: launch_config.ExperimentConfig) -> list[str]:
@@ -183,23 +189,10 @@ def _memory() -> int:
   return min(total, int(text)) if text.isdigit() else total
 
 
-def prepare_profile(
-  profile: profile_lib.Span, config: launch_config.ExperimentConfig, folder: pathlib.Path
-) -> None:
-  """Checks the updates to trace, raising as `check_profile`; then deletes an older trace of the same ones."""
-  check_profile(profile, config, folder)
-  shutil.rmtree(profile.folder(folder), ignore_errors=True)
-
-
 def check_profile(
   profile: profile_lib.Span, config: launch_config.ExperimentConfig, folder: pathlib.Path
 ) -> None:
-  """Raises ValueError if a run will not do the updates to trace, as far as its folder shows.
-
-  Args:
-    profile: learner updates to trace.
-    config: config of the run.
-    folder: folder of the run, which need not exist.
+  """Checks that a run will do the updates to trace, as far as its folder shows, which need not exist.
 
   Raises:
     ValueError: the run ends before the first of these updates, or resumes after it.
@@ -222,6 +215,14 @@ def check_profile(
     )
 
 
+def prepare_profile(
+  profile: profile_lib.Span, config: launch_config.ExperimentConfig, folder: pathlib.Path
+) -> None:
+  """Checks as `check_profile`, and then deletes an older trace of the same updates."""
+  check_profile(profile, config, folder)
+  shutil.rmtree(profile.folder(folder), ignore_errors=True)
+
+
 def reach(exposed: bool) -> tuple[bool, str]:
   """Decides whether replay on this host is exposed to other machines.
 
@@ -239,18 +240,20 @@ def reach(exposed: bool) -> tuple[bool, str]:
   return True, f'reachable without a password from every machine that reaches this one{why}'
 
 
-def check_coordinator(address: str) -> None:
-  """Raises ValueError if the learner's first process cannot listen at HOST:PORT on this machine."""
-  host, port = address.rsplit(':', 1)
-  with socket.socket() as probe:
+def check_listening(host: str, port: int, refusal: str) -> None:
+  """Raises ValueError if nothing can listen at this port of this machine, with `refusal` around the reason.
+
+  Args:
+    host: address to listen at, '::' for all.
+    port: port to listen at.
+    refusal: message, with {} for the reason.
+  """
+  with socket.socket(socket.AF_INET6 if ':' in host else socket.AF_INET) as probe:
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-      probe.bind((host, int(port)))
+      probe.bind((host, port))
     except OSError as error:
-      raise ValueError(
-        f'learner.address={host}, learner.port={port}: cannot be used on this host '
-        f'({error.strerror}); give one of its own addresses, and a free port'
-      ) from None
+      raise ValueError(refusal.format(error.strerror)) from None
 
 
 def coordinator_reach(address: str) -> str:

@@ -5,7 +5,8 @@ import os
 import pathlib
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import launchpad as lp
 from launchpad import address as lp_address
@@ -13,10 +14,9 @@ from launchpad import context as lp_context
 
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.processes import watchdog
+from hephaestus.launch.run import composition
 from hephaestus.launch.run import nodes as nodes_lib
 from hephaestus.launch.run import parts as parts_lib
-from hephaestus.learner import process_group as process_group_lib
-from hephaestus.learner import profile as profile_lib
 from hephaestus.replay import connection, tables
 
 TERMINATION_NOTICE = 120  # seconds that Launchpad gives a node before it kills it
@@ -26,9 +26,7 @@ class _ReplayNode(lp.ReverbNode):
   """A Launchpad node that runs `tables.make_server` in place of Launchpad's own Reverb server.
 
   Args:
-    config: config of the run.
     directory: folder of the server's checkpoints.
-    exposed: whether other machines may reach the server.
   """
 
   def __init__(self, config: launch_config.ExperimentConfig, directory: str, exposed: bool):
@@ -67,54 +65,28 @@ def serve(stop: threading.Event, address: str, stuck_seconds: float) -> None:
       answered()
 
 
-def make_program(
-  config: launch_config.ExperimentConfig,
-  run: pathlib.Path,
-  launch_id: int,
-  *,
-  shards_here: Sequence[int] | None = None,
-  exposed: bool = True,
-  coordinator: str | None = None,
-  profile: profile_lib.Span | None = None,
-) -> lp.Program:
+def make_program(launch: composition.Launch) -> lp.Program:
   """Makes the Launchpad program of a run: all nodes of all hosts, not yet bound to addresses.
-
-  Args:
-    config: config of the run.
-    run: folder of the run.
-    launch_id: number of this launch, positive and different at every launch, by which
-      its end differs from the end of an older one.
-    shards_here: shards of replay on this host, which write into `run`; None for all.
-    exposed: whether other machines may reach replay.
-    coordinator: HOST:PORT of the first process of a learner that has several; None for one process.
-    profile: learner updates to trace; None for none.
 
   Returns:
     A program with the groups of nodes replay, learner, actor, evaluator and ending.
   """
+  config = launch.config
   program = lp.Program('hephaestus')
-  folders = parts_lib.replay_folders(run, config.replay.num_shards)
-  here = tuple(range(len(folders)) if shards_here is None else shards_here)
-  with program.group(parts_lib.REPLAY):
-    replay = [program.add_node(_ReplayNode(config, folder, exposed)) for folder in folders]
-  with program.group(parts_lib.LEARNER):
-    size = config.learner.num_processes
-    for rank in range(size):
-      place = None if coordinator is None else process_group_lib.Place(coordinator, rank, size)
-      program.add_node(
-        lp.PyClassNode(
-          nodes_lib.build_learner, config, run, launch_id, here, place, profile, replay
-        )
-      )
-  with program.group(parts_lib.ACTOR):
-    for actor_id in range(config.actor.num_actors):
-      program.add_node(
-        lp.PyClassNode(nodes_lib.build_actor, config, run, actor_id, launch_id, profile, replay)
-      )
-  with program.group(parts_lib.EVALUATOR):
-    program.add_node(lp.PyClassNode(nodes_lib.build_evaluator, config, run, launch_id, replay))
-  with program.group(parts_lib.ENDING):
-    program.add_node(lp.PyClassNode(nodes_lib.build_ending, config, launch_id, replay))
+  replay: list[Any] = []
+
+  def add(label: str, build: Callable[..., Any], *indices: int) -> None:
+    program.add_node(lp.PyClassNode(build, launch, *indices, replay), label=label)
+
+  for folder in parts_lib.replay_folders(launch.folder, config.replay.num_shards):
+    node = _ReplayNode(config, folder, launch.exposed)
+    replay.append(program.add_node(node, label=parts_lib.REPLAY))
+  for rank in range(config.learner.num_processes):
+    add(parts_lib.LEARNER, nodes_lib.build_learner, rank)
+  for actor_id in range(config.actor.num_actors):
+    add(parts_lib.ACTOR, nodes_lib.build_actor, actor_id)
+  add(parts_lib.EVALUATOR, nodes_lib.build_evaluator)
+  add(parts_lib.ENDING, nodes_lib.Ending)
   return program
 
 

@@ -26,35 +26,30 @@ class _Pace:
   """Tells how long a count takes to its end, by its pace until it changed last.
 
   So the time left falls while the count waits for its next change.
+
+  Attributes:
+    began, changed: seconds at which the count was first noted, and at which it changed last; 0 before.
   """
 
   def __init__(self) -> None:
-    self._first: tuple[float, int] | None = None
-    self._changed = (0.0, -1)
-
-  @property
-  def began(self) -> float:
-    """Time at which the count was first noted; 0 before."""
-    return 0.0 if self._first is None else self._first[0]
-
-  @property
-  def changed(self) -> float:
-    """Time of the count's last change."""
-    return self._changed[0]
+    self.began = self.changed = 0.0
+    self._first: int | None = None
+    self._count = -1
 
   def note(self, now: float, count: int) -> None:
     """Notes the count at a time, in seconds."""
-    self._first = self._first or (now, count)
-    if count > self._changed[1]:
-      self._changed = now, count
+    if self._first is None:
+      self.began, self._first = now, count
+    if count > self._count:
+      self.changed, self._count = now, count
 
   def left(self, now: float, total: int) -> float | None:
     """Seconds until the count is `total`; None if there is no pace yet, or the next change is overdue."""
-    if self._first is None or self._changed[1] == self._first[1]:
+    if self._first is None or self._count == self._first:
       return None
-    (began, first), (changed, count) = self._first, self._changed
-    left = (total - count) * (changed - began) / (count - first) - (now - changed)
-    return None if left < 0 and count < total else max(0.0, left)
+    pace = (self.changed - self.began) / (self._count - self._first)
+    left = (total - self._count) * pace - (now - self.changed)
+    return None if left < 0 and self._count < total else max(0.0, left)
 
 
 class Progress:
@@ -77,7 +72,6 @@ class Progress:
     """Initializes the line.
 
     Args:
-      config: config of the run.
       folder: folder of the run, whose metrics are read.
       starting: text shown until environment steps or updates of this launch are known.
       tracing_seconds: time that the launcher took to trace the agent, which tells how fast this
@@ -152,11 +146,10 @@ class Progress:
 
   def _begin(self) -> str:
     """The line before the first step or update: how long the start may take, or that it takes longer."""
-    elapsed = time.monotonic() - self._start
-    text = f'{self._config.environment["name"]}  {_clock(elapsed)}  starting: {self._starting}'
+    text = f'{self._name()}  starting: {self._starting}'
     if self._expected is None:
       return text
-    if elapsed <= self._expected:
+    if time.monotonic() - self._start <= self._expected:
       return f'{text}, up to {_clock(self._expected)}; less if compiled before'
     return f'{text}, longer than estimated' + (f'; see {self._log}' if self._log else '')
 
@@ -165,14 +158,9 @@ class Progress:
 
     Numbers that are older than `STALE_SECONDS` are followed by their age.
     """
-    learner, actor, counts = (
-      row if row is not None and row['time'] >= self._started_at else None
-      for row in (
-        metrics.last(self._folder / 'metrics' / 'learner.jsonl'),
-        metrics.last(self._folder / 'metrics' / 'actor-0.jsonl'),
-        metrics.last(self._folder / folder_lib.COUNTS),
-      )
-    )
+    config, now = self._config, time.monotonic()
+    files = ('metrics/learner.jsonl', 'metrics/actor-0.jsonl', folder_lib.COUNTS)
+    learner, actor, counts = (self._newest(self._folder / file) for file in files)
     evaluator = metrics.last(self._folder / 'metrics' / 'evaluator.jsonl') or {}
     if counts is not None:
       self._reached = counts.get('learner_step') or 0, counts.get('environment_step') or 0
@@ -182,47 +170,51 @@ class Progress:
     known = [count for count in (reached, *reported) if count is not None]
     if not known:
       return self._begin()
-    step = max(known)
-    total = self._config.max_environment_steps
-    now = time.monotonic()
+    step, total = max(known), config.max_environment_steps
     self._steps.note(now, step)
     remaining = self._steps.left(now, total)
     if self._num_updates is not None and update is not None:
       self._updates.note(now, update)
       remaining = self._updates.left(now, self._num_updates)
-    if self._config.max_minutes is not None:
-      by_time = 60 * self._config.max_minutes - (now - self._steps.began)
+    if config.max_minutes is not None:
+      by_time = 60 * config.max_minutes - (now - self._steps.began)
       remaining = by_time if remaining is None else min(remaining, by_time)
-    details = [] if learner is None else self._details(learner, actor or {})
+    lost = (learner or {}).get('lost_steps')
     parts = [
-      f'{self._config.environment["name"]}  {_clock(now - self._start)}  {step:,}/{total:,} steps'
-      f'{_lost(learner or {})}{_age(now - self._steps.changed)}',
+      f'{self._name()}  {step:,}/{total:,} steps{f" ({lost:,} lost)" if lost else ""}'
+      f'{_age(now - self._steps.changed)}',
       '' if update is None else f'update {update:,}',
       _labelled('score', evaluator.get('normalised_score')),
       _labelled('return', evaluator.get('episode_return')) + _age_of(evaluator),
-      *details[:-1],
-      *(f'{last}{_age_of(learner or {})}' for last in details[-1:]),
+      '' if learner is None else self._details(learner, actor or {}) + _age_of(learner),
       'ETA ' + (_clock(max(0.0, remaining)) if remaining is not None else '?'),
     ]
     return '  '.join(part for part in parts if part)
 
-  def _details(self, learner: dict[str, Any], actor: dict[str, Any]) -> list[str]:
+  def _name(self) -> str:
+    """The environment and the time since the start, with which each line begins."""
+    return f'{self._config.environment["name"]}  {_clock(time.monotonic() - self._start)}'
+
+  def _newest(self, file: pathlib.Path) -> dict[str, Any] | None:
+    """The newest row of a file, if it is of this launch."""
+    row = metrics.last(file)
+    return row if row is not None and row['time'] >= self._started_at else None
+
+  def _details(self, learner: dict[str, Any], actor: dict[str, Any]) -> str:
     """Throughput, the agent's `shown` metrics, replay ratio, and staleness in updates."""
     record = self._config.record
     shown = [f'{label} {learner[name]:.3f}' for label, name in record.shown.items()]
     if record.on_policy:
+      shown = [f'{learner["steps_per_second"]:,.0f} steps/s', *shown]
       if 'staleness' in learner:  # a fused run has none
         shown.append(f'staleness {learner["staleness"]:.1f}')
-      return [f'{learner["steps_per_second"]:,.0f} steps/s', *shown]
+      return '  '.join(shown)
     per_update = self._config.batch_size * self._config.steps_per_sequence
-    details = [
-      f'{learner["replayed_steps_per_second"] / per_update:.1f} updates/s',
-      *shown,
-      f'ratio {learner["replay_ratio"]:.1f}',
-    ]
+    rate = learner['replayed_steps_per_second'] / per_update
+    shown = [f'{rate:.1f} updates/s', *shown, f'ratio {learner["replay_ratio"]:.1f}']
     if actor:
-      details.append(f'staleness {max(0, learner["learner_step"] - actor["parameter_version"])}')
-    return details
+      shown.append(f'staleness {max(0, learner["learner_step"] - actor["parameter_version"])}')
+    return '  '.join(shown)
 
 
 class ActorsProgress(Progress):
@@ -230,16 +222,15 @@ class ActorsProgress(Progress):
 
   def line(self) -> str:
     """Returns the line: steps of the run; number, throughput, throttling, params version of actors here."""
-    elapsed = time.monotonic() - self._start
-    newest = map(metrics.last, (self._folder / 'metrics').glob('actor-*.jsonl'))
-    rows = [row for row in newest if row is not None and row['time'] >= self._started_at]
+    newest = map(self._newest, self._folder.glob('metrics/actor-*.jsonl'))
+    rows = [row for row in newest if row is not None]
     if not rows:
       return self._begin()
     steps = max(row['environment_step'] or 0 for row in rows)
     throttled = sum(row['throttled_fraction'] for row in rows) / len(rows)
     parts = [
-      f'{self._config.environment["name"]}  {_clock(elapsed)}  '
-      f'{steps:,}/{self._config.max_environment_steps:,} steps{_age_of(max(rows, key=_time))}',
+      f'{self._name()}  {steps:,}/{self._config.max_environment_steps:,} steps'
+      f'{_age_of(max(rows, key=_time))}',
       f'actors {len(rows)}',
       f'{sum(row["steps_per_second"] for row in rows):,.0f} steps/s',
       f'throttled {throttled:.0%}',
@@ -253,8 +244,7 @@ class NoProgress(Progress):
 
   def line(self) -> str:
     """Returns the line: environment and time since the start."""
-    elapsed = _clock(time.monotonic() - self._start)
-    return f'{self._config.environment["name"]}  {elapsed}  learner and actors are on other hosts'
+    return f'{self._name()}  learner and actors are on other hosts'
 
 
 def make(
@@ -268,8 +258,6 @@ def make(
   """Makes the progress line that suits the nodes of a host.
 
   Args:
-    config: config of the run.
-    folder: folder of the run.
     nodes: names of the nodes on this host.
     tracing_seconds, grows: see `Progress`.
   """
@@ -299,11 +287,6 @@ def _age_of(row: dict[str, Any]) -> str:
   return _age(time.time() - _time(row)) if row else ''
 
 
-def _lost(learner: dict[str, Any]) -> str:
-  lost = learner.get('lost_steps')
-  return f' ({lost:,} lost)' if lost else ''
-
-
 def _clock(seconds: float) -> str:
   minutes, seconds = divmod(round(seconds), 60)
   hours, minutes = divmod(minutes, 60)
@@ -324,8 +307,6 @@ def farewell(folder: pathlib.Path, config: launch_config.ExperimentConfig, inter
   """Prints the last line of a run that has ended in order.
 
   Args:
-    folder: folder of the run.
-    config: config of the run.
     interrupted: number of the signal that has stopped the run; 0 if it has finished.
 
   Returns:
@@ -353,10 +334,8 @@ class Warnings:
     """Initializes the warnings; metrics from before this call are ignored.
 
     Args:
-      config: config of the run.
       folder: folder of the run, whose metrics are read.
       events: log to which each warning is written.
-      say: prints a line.
     """
 
     self._events, self._say = events, say

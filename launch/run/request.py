@@ -246,16 +246,13 @@ def _in_one_process(request: TrainRequest, config: Any) -> Any:
 
   if packages.has_distributed():
     return config
-  counts = {key: _value(config, key) for key in SEVERAL}
+  values = launch_config.flatten(launch_config.to_tree(config))
+  counts = {key: values[key] for key in SEVERAL}
   asked = [f'{key}={count}' for key, count in counts.items() if count > 1 and request.sets(key)]
   for name in [*asked, *(['--expose'] if request.expose else [])]:
     packages.check_distributed(name, 'leave it out to train in one process (--fused)')
   print(f'one process, as with --fused: several need {packages.DISTRIBUTED}', flush=True)
   return launch_config.override(config, ['actor.num_actors=1', 'learner.fused=True'])
-
-
-def _value(config: Any, key: str) -> Any:
-  return functools.reduce(getattr, key.split('.'), config)
 
 
 def _config_to_resume(request: TrainRequest) -> Any:

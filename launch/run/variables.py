@@ -70,7 +70,6 @@ def of_node(name: str, config: launch_config.ExperimentConfig) -> dict[str, str]
 
   Args:
     name: name of the node, such as 'actor-0'.
-    config: config of the run.
   """
   variables = dict(COMMON)
   if name in parts_lib.learners(config.learner.num_processes):

@@ -7,7 +7,7 @@ import itertools
 import os
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,7 +68,10 @@ def plan(
   found = []
   for (seed, (setting, _)), config in zip(chosen, configs, strict=True):
     name = re.sub(r'[^\w.,=+-]+', '-', ','.join(filter(None, [setting, f'seed={seed}'])))
-    found.append(SweepRun(parent / name, setting, _reported(config, parent.name, name)))
+    # Its reports have this group and name in Weights & Biases, unless it has others.
+    wandb = config.wandb
+    named = dataclasses.replace(wandb, group=wandb.group or parent.name, name=wandb.name or name)
+    found.append(SweepRun(parent / name, setting, dataclasses.replace(config, wandb=named)))
   names = [run.folder.name for run in found]
   for name in names:
     if names.count(name) > 1:
@@ -77,15 +80,6 @@ def plan(
     if (run.folder / folder_lib.CONFIG).exists():
       folder_lib.check(run.folder, run.config)
   return found
-
-
-def _reported(
-  config: launch_config.ExperimentConfig, group: str, name: str
-) -> launch_config.ExperimentConfig:
-  """Copies a config, with this group and name for Weights & Biases where it has none."""
-  wandb = config.wandb
-  changed = dataclasses.replace(wandb, group=wandb.group or group, name=wandb.name or name)
-  return dataclasses.replace(config, wandb=changed)
 
 
 def _settings(grids: Sequence[str]) -> list[tuple[str, list[str]]]:
@@ -105,13 +99,12 @@ def _settings(grids: Sequence[str]) -> list[tuple[str, list[str]]]:
     key: short if shorts.count(short) == 1 else key
     for key, short in zip(values, shorts, strict=True)
   }
-  return [
-    (
-      ','.join(f'{names[key]}={value}' for key, value in zip(values, chosen, strict=True)),
-      [f'{key}={value}' for key, value in zip(values, chosen, strict=True)],
-    )
-    for chosen in itertools.product(*values.values())
-  ]
+  found = []
+  for chosen in itertools.product(*values.values()):
+    pairs = list(zip(values, chosen, strict=True))
+    name = ','.join(f'{names[key]}={value}' for key, value in pairs)
+    found.append((name, [f'{key}={value}' for key, value in pairs]))
+  return found
 
 
 def _split(text: str, listed: str) -> list[str]:
@@ -142,7 +135,6 @@ def shares(runs: Sequence[SweepRun], asked: int | None) -> list[list[int]]:
   then trained one after another.
 
   Args:
-    runs: runs that are left to train.
     asked: number of runs at a time, from --jobs; None to choose it as above.
 
   Returns:
@@ -174,16 +166,14 @@ class Training(jobs.Job):
     self.run, self.name = run, run.folder.name
     self.log = run.folder / 'logs' / 'train.log'
 
-  def begin(self) -> jobs.Command:
+  def commands(self) -> Generator[jobs.Command, jobs.Ended, None]:
     try:
       folder_lib.open_run(self.run.folder, self.run.config)  # so the command needs no other flag
     except ValueError as error:
       raise jobs.Failed(str(error)) from None
-    return jobs.Command('training', ['train', '--trust', '--run', str(self.run.folder)])
-
-  def after(self, ended: jobs.Ended) -> None:
-    if ended.code:
-      raise self.failure(ended)
+    self.check(
+      (yield jobs.Command('training', ['train', '--trust', '--run', str(self.run.folder)]))
+    )
     if not folder_lib.has_finished(self.run.folder):
       raise jobs.Failed('training was stopped before its end; the same command resumes it')
 

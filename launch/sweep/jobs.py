@@ -1,7 +1,6 @@
 """Jobs, each a sequence of `hephaestus` commands, run in parallel on shares of the CPU cores."""
 
 import abc
-import dataclasses
 import functools
 import math
 import os
@@ -10,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from typing import NamedTuple
 
 from hephaestus.launch.processes import fork_server, supervisor
@@ -60,7 +59,7 @@ class Failed(Exception):  # noqa: N818  it is what happened
 
 
 class Job(abc.ABC):
-  """One or more commands, one after another; each is chosen once the one before it has ended.
+  """One or more commands, one after another.
 
   Attributes:
     name: name of the job, for lines of progress.
@@ -71,19 +70,8 @@ class Job(abc.ABC):
   log: pathlib.Path
 
   @abc.abstractmethod
-  def begin(self) -> Command:
-    """Returns the first command; raises `Failed` if the job cannot begin."""
-
-  @abc.abstractmethod
-  def after(self, ended: Ended) -> Command | None:
-    """Returns the command that follows one that has ended; None if the job is done.
-
-    Args:
-      ended: command that has ended, with whatever exit code.
-
-    Raises:
-      Failed: the job cannot continue.
-    """
+  def commands(self) -> Generator[Command, Ended, None]:
+    """Yields each command, and is sent how it has ended; raises `Failed` if the job cannot continue."""
 
   @abc.abstractmethod
   def line(self, seconds: float) -> str:
@@ -93,23 +81,12 @@ class Job(abc.ABC):
       seconds: time since the start of the running command; 0 once the job is done.
     """
 
-  def failure(self, ended: Ended) -> Failed:
-    """Makes a `Failed` for a command that ended with an error; it quotes the last line of the log."""
-    lines = self.log.read_text(errors='replace').strip().splitlines()
-    last = lines[-1] if lines else 'it printed nothing'
-    return Failed(f'{ended.label} ended with exit code {ended.code}: {last}')
-
-
-class Outcome(NamedTuple):
-  """How `run_all` ended.
-
-  Attributes:
-    code: exit code: 0, 1 if a job failed, or `INTERRUPTED` after a signal.
-    left: number of jobs that are not done.
-  """
-
-  code: int
-  left: int
+  def check(self, ended: Ended) -> None:
+    """Raises `Failed`, which quotes the last line of the log, for a command that ended with an error."""
+    if ended.code:
+      lines = self.log.read_text(errors='replace').strip().splitlines()
+      last = lines[-1] if lines else 'it printed nothing'
+      raise Failed(f'{ended.label} ended with exit code {ended.code}: {last}')
 
 
 def available_cores(jobs: int | None = None) -> list[int]:
@@ -130,7 +107,7 @@ def available_cores(jobs: int | None = None) -> list[int]:
 
 def run_all(
   jobs: Sequence[Job], cores: Sequence[Collection[int]], say: Callable[[str], None]
-) -> Outcome:
+) -> tuple[int, int]:
   """Runs jobs, as many at a time as there are shares of the cores.
 
   A job that fails is reported, and the others continue. SIGINT, SIGTERM or SIGHUP stops the running
@@ -139,10 +116,10 @@ def run_all(
   Args:
     jobs: jobs to run, started in this order.
     cores: core indices of each share; one job at a time runs on a share.
-    say: called with each line of progress.
 
   Returns:
-    The exit code, and the number of jobs that are not done.
+    The exit code, 0, 1 if a job failed, or `INTERRUPTED` after a signal; and the number of jobs that are
+    not done.
   """
   with supervisor.Interrupts() as interrupts:
     pool = _Pool(jobs, cores, say)
@@ -154,28 +131,38 @@ def run_all(
         pool.interrupt(again=passed_on > 1)
       time.sleep(POLL_SECONDS)
   code = INTERRUPTED if interrupts.count else 1 if pool.failed else 0
-  return Outcome(code, pool.left)
+  return code, pool.left
 
 
-class _Child:
-  """A command of this project as a child process on some cores, killed with this process.
+class _Turn:
+  """A job and its running command, a child process on some cores that is killed with this process.
 
   Attributes:
-    label: label of the command.
+    job: the job.
+    number: its number among all jobs, as '[1/3]'.
+    commands: its commands.
+    cores: indices of the CPU cores that its commands have.
+    label: label of the running command.
   """
 
-  def __init__(self, command: Command, cores: Collection[int], log: pathlib.Path):
-    self.label, self._cores = command.label, cores
+  def __init__(self, job: Job, number: str):
+    self.job, self.number, self.commands = job, number, job.commands()
+    self.cores: Collection[int] = ()
+    self.label = ''
+
+  def start(self, command: Command) -> None:
+    """Starts a command."""
+    self.label = command.label
     self._max_seconds = math.inf if command.max_seconds is None else command.max_seconds
     self._begin = time.monotonic()
-    with open(log, 'a') as errors, open(command.output or os.devnull, 'w') as output:
+    with open(self.job.log, 'a') as errors, open(command.output or os.devnull, 'w') as output:
       self._popen = subprocess.Popen(
         [*COMMAND, *command.words],
         stdin=subprocess.DEVNULL,
         stdout=errors if command.output is None else output,
         stderr=errors,
         start_new_session=True,  # out of reach of the terminal's Ctrl-C, which is passed on in order
-        preexec_fn=functools.partial(_begin_child, os.getpid(), cores),
+        preexec_fn=functools.partial(_begin_child, os.getpid(), self.cores),
       )
 
   def poll(self) -> Ended | None:
@@ -190,7 +177,7 @@ class _Child:
       return None
     self._popen.returncode = os.waitstatus_to_exitcode(status)
     cpu_seconds = usage.ru_utime + usage.ru_stime
-    return Ended(self.label, self._popen.returncode, cpu_seconds, self.wall_seconds, self._cores)
+    return Ended(self.label, self._popen.returncode, cpu_seconds, self.wall_seconds, self.cores)
 
   @property
   def wall_seconds(self) -> float:
@@ -208,81 +195,61 @@ def _begin_child(parent_pid: int, cores: Collection[int]) -> None:
     os.sched_setaffinity(0, set(cores))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Turn:
-  """A job that has begun, its number (from 1) among all jobs, and the cores that it runs on."""
-
-  job: Job
-  number: int
-  cores: Collection[int]
-
-
 class _Pool:
   """Jobs on shares of the cores.
 
   Attributes:
     failed: number of jobs that failed.
+    left: number of jobs that are not done.
   """
 
   def __init__(
     self, jobs: Sequence[Job], cores: Sequence[Collection[int]], say: Callable[[str], None]
   ):
-    self.failed = 0
-    self._waiting = list(enumerate(jobs, start=1))
-    self._total = len(jobs)
+    self.failed, self.left = 0, len(jobs)
+    self._waiting = [_Turn(job, f'[{at}/{len(jobs)}]') for at, job in enumerate(jobs, start=1)]
     self._say = say
     self._free = list(cores)
-    self._running: dict[_Turn, _Child] = {}
-    self._done = 0
+    self._running: list[_Turn] = []
     self._reported = time.monotonic()
-
-  @property
-  def left(self) -> int:
-    """Number of jobs that are not done."""
-    return self._total - self._done
 
   def interrupt(self, *, again: bool) -> None:
     """Sends SIGINT to all running commands, or with `again` SIGKILL."""
-    for child in self._running.values():
-      child.send(signal.SIGKILL if again else signal.SIGINT)
+    for turn in self._running:
+      turn.send(signal.SIGKILL if again else signal.SIGINT)
 
   def advance(self, *, stopping: bool) -> bool:
     """Starts commands, and handles those that have ended; returns whether a job runs or may still begin."""
     while self._waiting and self._free and not stopping:
-      number, job = self._waiting.pop(0)
-      self._next(_Turn(job, number, self._free.pop(0)), job.begin, stopping=stopping)
+      turn = self._waiting.pop(0)
+      turn.cores = self._free.pop(0)
+      self._next(turn, None, stopping=False)
     is_due = time.monotonic() - self._reported > PROGRESS_SECONDS
-    for turn, child in list(self._running.items()):
-      ended = child.poll()
+    for turn in list(self._running):
+      ended = turn.poll()
       if ended is not None:
-        del self._running[turn]
-        self._next(turn, functools.partial(turn.job.after, ended), stopping=stopping)
+        self._running.remove(turn)
+        self._next(turn, ended, stopping=stopping)
       elif is_due:
-        self._say(f'{self._number(turn)} {turn.job.line(child.wall_seconds)} so far, {child.label}')
+        line = turn.job.line(turn.wall_seconds)
+        self._say(f'{turn.number} {line} so far, {turn.label}')
     if is_due:
       self._reported = time.monotonic()
     return bool(self._running or (self._waiting and not stopping))
 
-  def _next(
-    self, turn: '_Turn', make_command: Callable[[], Command | None], *, stopping: bool
-  ) -> None:
-    """Begins the next command of a job, or ends the job."""
+  def _next(self, turn: _Turn, ended: Ended | None, *, stopping: bool) -> None:
+    """Starts the next command of a job, or ends the job."""
     try:
-      command = make_command()
+      command = next(turn.commands) if ended is None else turn.commands.send(ended)
+      if not stopping:
+        turn.start(command)
+        self._running.append(turn)
+        return
+    except StopIteration:
+      self.left -= 1
+      self._say(f'{turn.number} {turn.job.line(0.0)}')
     except Failed as failed:
-      self._free.append(turn.cores)
       if not stopping:
         self.failed += 1
-        words = f'warning: {turn.job.name}: {failed} (log: {turn.job.log})'
-        self._say(f'{self._number(turn)} {words}')
-      return
-    if command is not None and not stopping:
-      self._running[turn] = _Child(command, turn.cores, turn.job.log)
-      return
+        self._say(f'{turn.number} warning: {turn.job.name}: {failed} (log: {turn.job.log})')
     self._free.append(turn.cores)
-    if command is None:
-      self._done += 1
-      self._say(f'{self._number(turn)} {turn.job.line(0.0)}')
-
-  def _number(self, turn: '_Turn') -> str:
-    return f'[{turn.number}/{self._total}]'

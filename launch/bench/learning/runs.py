@@ -5,7 +5,7 @@ import json
 import pathlib
 import platform
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 from hephaestus.actors import environments
@@ -97,14 +97,6 @@ def train_command(run: SuiteRun, settings: Settings) -> list[str]:
   ]  # fmt: skip
 
 
-def evaluate_command(run: SuiteRun, settings: Settings) -> list[str]:
-  """Command line, after `hephaestus`, that evaluates the newest checkpoint of a run by all EVALUATIONS."""
-  return [
-    'evaluate', str(settings.folder(run)), '--actions', *EVALUATIONS,
-    '--episodes', str(run.task.episodes), '--seed', str(run.seed), '--json',
-  ]  # fmt: skip
-
-
 def read_rows(out: pathlib.Path) -> list[dict[str, Any]]:
   """Reads the rows of a folder of results; of several rows of one run and label, only the newest."""
   found = {_key(row): row for row in metrics.read(out / ROWS)}
@@ -119,10 +111,6 @@ def missing(runs: Sequence[SuiteRun], settings: Settings) -> list[SuiteRun]:
   """Returns the runs that have no row of results yet.
 
   A row with another step budget does not count, because the suite has changed since.
-
-  Args:
-    runs: the runs that are asked for.
-    settings: their settings.
 
   Raises:
     ValueError: a row with the same label has other settings.
@@ -148,36 +136,27 @@ class _Job(jobs.Job):
     self._folder = settings.folder(run)
     self._evaluation = self._folder.with_name(f'{self._folder.name}.evaluation')
 
-  def begin(self) -> jobs.Command:
+  def commands(self) -> Generator[jobs.Command, jobs.Ended, None]:
     self._folder.parent.mkdir(parents=True, exist_ok=True)
-    return jobs.Command('training', train_command(self.run, self._settings))
-
-  def after(self, ended: jobs.Ended) -> jobs.Command | None:
-    is_training = ended.label == 'training'
-    if is_training:
-      self._note_attempt(ended)
-    if ended.code:
-      raise self.failure(ended)
-    if not is_training:
-      self._rows.write(self._row())
-      self._evaluation.unlink()
-      return None
+    ended = yield jobs.Command('training', train_command(self.run, self._settings))
+    self._note_attempt(ended)
+    self.check(ended)
     if not folder_lib.has_finished(self._folder):
       raise jobs.Failed('training was stopped before its end; the same command resumes it')
-    return jobs.Command('evaluation', evaluate_command(self.run, self._settings), self._evaluation)
+    evaluate = [
+      'evaluate', str(self._folder), '--actions', *EVALUATIONS,
+      '--episodes', str(self.run.task.episodes), '--seed', str(self.run.seed), '--json',
+    ]  # fmt: skip
+    self.check((yield jobs.Command('evaluation', evaluate, self._evaluation)))
+    self._rows.write(self._row())
+    self._evaluation.unlink()
 
   def _note_attempt(self, ended: jobs.Ended) -> None:
     if self._folder.exists():
       attempts = metrics.JsonLines(self._folder / ATTEMPTS)
       (core,) = ended.cores
-      attempts.write(
-        {
-          'core': core,
-          'exit_code': ended.code,
-          'cpu_seconds': ended.cpu_seconds,
-          'wall_seconds': ended.wall_seconds,
-        }
-      )
+      times = {'cpu_seconds': ended.cpu_seconds, 'wall_seconds': ended.wall_seconds}
+      attempts.write({'core': core, 'exit_code': ended.code, **times})
       attempts.close()
 
   def _row(self) -> dict[str, Any]:
@@ -235,19 +214,9 @@ def commit() -> str | None:
 def run_all(
   runs: Sequence[SuiteRun], settings: Settings, cores: Sequence[int], say: Callable[[str], None]
 ) -> int:
-  """Trains and evaluates runs, as many at a time as there are cores, and appends a row for each.
+  """Trains and evaluates runs, one at a time on each core (by its index), and appends a row for each.
 
-  A run that fails gets no row, and the others continue. The first Ctrl-C stops all of them in order,
-  a second one at once.
-
-  Args:
-    runs: the runs to do.
-    settings: the settings of all of them.
-    cores: IDs of the CPU cores to use, one for each run at a time.
-    say: function that prints a line of progress.
-
-  Returns:
-    The exit code: 0, 1 if a run failed, or 130 after Ctrl-C.
+  A run that fails gets no row. Returns the exit code of `jobs.run_all`.
   """
   settings.out.mkdir(parents=True, exist_ok=True)
   rows = metrics.JsonLines(settings.out / ROWS)

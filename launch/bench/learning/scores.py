@@ -31,30 +31,11 @@ class Ended(NamedTuple):
   mean: float
 
 
-class Summary(NamedTuple):
-  """Scores of a run, each None if no episode has ended.
-
-  Attributes:
-    curve: mean episode return in each tenth of the steps.
-    final: mean episode return in the last tenth that was begun.
-    area: mean of the curve.
-    retention: share of the best score that the end retains, see the function `retention`.
-  """
-
-  curve: Points
-  final: float | None
-  area: float | None
-  retention: float | None
-
-
 def read(folder: pathlib.Path) -> tuple[list[Ended], int]:
   """Reads the episodes while acting from a run's metrics.
 
   These are the metrics of the actors, or of the learner of a fused run, which acts itself. Steps that
   a resumed run has repeated count once.
-
-  Args:
-    folder: folder of the run.
 
   Returns:
     The episodes between rows of metrics, and the number of environment steps so far.
@@ -85,14 +66,8 @@ def curve(spans: Sequence[Ended], steps: int, last_step: int) -> Points:
   into the next counts in both by its share. A tenth in which no episode ended has the mean of the
   tenth before, or of the first that has one.
 
-  Args:
-    spans: episodes of a run, see `read`.
-    steps: number of environment steps of its budget.
-    last_step: number of environment steps that it has made.
-
-  Returns:
-    The mean of each tenth; None for those that begin at `last_step` or later, and None for all if no
-    episode has ended.
+  The mean is None for a tenth that begins at `last_step`, the last step of the run, or later, and for all if
+  no episode has ended.
   """
   edges = np.linspace(0, steps, suite.NUM_POINTS + 1)
   points: Points = []
@@ -123,10 +98,8 @@ def retention(points: Sequence[float], base: float, target: float | None = None)
   result is at most 1; it is negative where the end is worse than the random policy. It is 1 where
   nothing was learned: best - base is at most a tenth of the largest of |base|, |best| and |target|.
 
-  Args:
-    points: mean episode return of each tenth, at least one.
-    base: score of a random policy.
-    target: target score of the task; None if it has none.
+  `points` are the means of the tenths, at least one; `base` is the score of a random policy, and `target` the
+  task's, if it has one.
   """
   fifths = [sum(pair) / 2 for pair in itertools.pairwise(points)] or list(points)
   best = max(fifths)
@@ -136,22 +109,25 @@ def retention(points: Sequence[float], base: float, target: float | None = None)
   return (fifths[-1] - base) / (best - base)
 
 
-def summary(points: Points, base: float, target: float | None = None) -> Summary:
-  """Summarises the curve of a run; see `retention` for `base` and `target`."""
+def summary(points: Points, base: float, target: float | None = None) -> dict[str, Any]:
+  """Summarises the curve of a run; see `retention` for `base` and `target`.
+
+  Returns:
+    {'curve': mean episode return in each tenth of the steps, 'final': the mean in the last tenth that was
+    begun, 'area': mean of the curve, 'retention': see `retention`}; the last three are None if no episode
+    has ended.
+  """
   known = [point for point in points if point is not None]
-  if not known:
-    return Summary(points, None, None, None)
-  return Summary(points, known[-1], sum(known) / len(known), retention(known, base, target))
+  numbers: tuple[float | None, ...] = (None, None, None)
+  if known:
+    numbers = known[-1], sum(known) / len(known), retention(known, base, target)
+  return {'curve': points, **dict(zip(('final', 'area', 'retention'), numbers, strict=True))}
 
 
 def reaches_target(task: suite.Task, points: Points, sampled: float | None) -> bool | None:
   """Whether a run reaches the target score of its task; None for a task without a target.
 
-  Args:
-    task: task of the run.
-    points: curve of the run.
-    sampled: mean episode return of its evaluation with sampled actions; None if unknown, which does
-      not reach a target of that evaluation.
+  `sampled`, the mean episode return of its evaluation with sampled actions, counts if the task says so.
   """
   if task.target is None:
     return None
@@ -160,16 +136,9 @@ def reaches_target(task: suite.Task, points: Points, sampled: float | None) -> b
 
 
 def beats_ppo(task: suite.Task, points: Points, ppo: Sequence[Points]) -> bool | None:
-  """Whether a curve is above PPO's times `task.times_ppo` at equal steps.
+  """Whether a curve is above the median of PPO's times `task.times_ppo`, in all tenths that the task compares.
 
-  Args:
-    task: task of the runs.
-    points: curve of a run of another agent.
-    ppo: curves of PPO's runs, whose median counts.
-
-  Returns:
-    Whether it is above in all tenths that the task compares; None if the task has no comparison, or if the
-    curve or all of PPO's lack a value in one.
+  None if the task has no comparison, or if the curve or all of PPO's lack a value in one.
   """
   if task.times_ppo is None:
     return None
@@ -188,24 +157,21 @@ def row(task: suite.Task, folder: pathlib.Path, evaluations: dict[str, Any]) -> 
   """Makes the scores of a finished run, which are part of its row of results.
 
   Args:
-    task: task of the run.
-    folder: folder of the run.
     evaluations: mean episode returns after the last step, of the agent with 'greedy' and with 'sampled'
       actions, and of the 'random' policy.
 
   Returns:
-    {'steps', 'updates', 'episodes': numbers of each while training, the fields of `Summary`, the items
+    {'steps', 'updates', 'episodes': numbers of each while training, the items of `summary`, the items
     of `evaluations`, 'target': required score, 'reached': see `reaches_target`}
   """
   spans, last_step = read(folder)
   points = curve(spans, task.steps, last_step)
-  found = summary(points, evaluations['random'], task.target)
   updates = (metrics.last(folder / 'metrics' / 'learner.jsonl') or {}).get('learner_step')
   return {
     'steps': last_step,
     'updates': updates,
     'episodes': sum(span.episodes for span in spans),
-    **found._asdict(),
+    **summary(points, evaluations['random'], task.target),
     **evaluations,
     'target': task.target,
     'reached': reaches_target(task, points, evaluations['sampled']),

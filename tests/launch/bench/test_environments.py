@@ -220,7 +220,8 @@ def test_unknown_arguments_end_with_code_two(arguments, capsys):
 def test_bench_prints_what_its_limit_is(monkeypatch, capsys):
   made = lambda limit: learner_bench.Figure('env/catch', 1.0, 'steps/s', limit)
   measured = [made(None)]
-  monkeypatch.setattr(commands, '_environment_figures', lambda arguments: measured)
+  target = commands.TARGETS['env']._replace(call=lambda arguments: measured)
+  monkeypatch.setitem(commands.TARGETS, 'env', target)
   assert run('env') == 0
   assert 'limit' not in capsys.readouterr().out
   measured.append(made(2.0))

@@ -60,7 +60,8 @@ def test_tenths_without_episodes_have_the_mean_before_and_tenths_after_the_end_n
   found = scores.curve(spans, 100, 75)
   assert found == [2.0, 2.0, 2.0, 2.0, 2.0, 4.0, 4.0, 4.0, None, None]
   assert scores.curve([], 100, 75) == [None] * 10
-  assert scores.summary([None] * 10, base=0.0) == ([None] * 10, None, None, None)
+  nothing = {'curve': [None] * 10, 'final': None, 'area': None, 'retention': None}
+  assert scores.summary([None] * 10, base=0.0) == nothing
 
 
 def test_steps_beyond_the_budget_are_left_out():
@@ -91,9 +92,9 @@ def test_retention_of_a_gain_far_below_the_target_is_as_if_nothing_was_learned()
 
 def test_summary_has_last_tenth_and_mean_of_the_curve():
   found = scores.summary([0.0] * 5 + [1.0] * 5, base=0.0)
-  assert (found.final, found.area, found.retention) == (1.0, 0.5, 1.0)
+  assert (found['final'], found['area'], found['retention']) == (1.0, 0.5, 1.0)
   ended_early = scores.summary([0.0, 1.0, *[None] * 8], base=0.0)
-  assert (ended_early.final, ended_early.area) == (1.0, 0.5)
+  assert (ended_early['final'], ended_early['area']) == (1.0, 0.5)
 
 
 def test_target_is_reached_in_the_tenth_that_ends_at_its_step():

@@ -31,7 +31,6 @@ from hephaestus.launch.report import dashboard, panels
 from hephaestus.launch.run import fused, origin, parts
 from hephaestus.learner import checkpoint
 from hephaestus.learner.sources import unrolled
-from hephaestus.replay import tables
 
 # Without annealing a run's program does not depend on its length, and is compiled once.
 TINY = [
@@ -377,13 +376,14 @@ def test_dreamer_with_options_ends_resumes_and_is_evaluated(train, tmp_path, cap
 
 
 def test_replay_beyond_memory_is_refused_with_a_size_that_fits():
-  stratum = tables.Stratum(name='episodic', max_size=50_000, share=1.0)
-  check = lambda replay, available: fused.check_replay_memory(
-    unrolled.MemoryEstimate(2**27, 2**27, replay), available, stratum, 40_000
-  )
-  check(2**33, None)
-  check(2**33, 2**34)
-  check(2**20, 2**10)  # the environments need it
+  check = lambda replay, available: fused.check_estimate(
+    presets.laptop('catch'), unrolled.MemoryEstimate(2**27, 2**27, replay), available,
+    num_devices=1, capacity=40_000,
+  )  # fmt: skip
+  assert check(2**33, None) is None
+  assert check(2**33, 2**34) is None
+  with pytest.raises(ValueError, match=r'actor\.num_envs'):
+    check(2**20, 2**10)  # the environments need it
   with pytest.raises(ValueError, match=(
     r'replay.strata.episodic.max_size=50000: 40000 sequences need about 8.0 GiB on each device, where '
     '4.0 GiB are available; 16384 would fit'
@@ -394,10 +394,10 @@ def test_replay_beyond_memory_is_refused_with_a_size_that_fits():
 
 
 def test_too_many_environments_are_refused_with_a_number_that_fits():
-  check = lambda gib, available: fused.check_memory(
+  check = lambda gib, available: fused.check_estimate(
+    config.override(presets.ppo_gpu('catch'), ['actor.num_envs=2048']),
     unrolled.MemoryEstimate(2**27, int(gib * 2**30)),
     None if available is None else int(available * 2**30),
-    num_envs=2048,
     num_devices=2,
   )
   assert check(4, 8) is None

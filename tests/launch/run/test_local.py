@@ -16,7 +16,7 @@ from hephaestus.launch import config, user_errors
 from hephaestus.launch.agents import presets
 from hephaestus.launch.files import metrics
 from hephaestus.launch.processes import supervisor
-from hephaestus.launch.run import local, nodes, preflight, variables
+from hephaestus.launch.run import composition, local, nodes, preflight, variables
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import progress as progress_lib
 from hephaestus.learner import loop
@@ -274,7 +274,9 @@ def test_node_that_fails_again_and_again_shows_only_errors_of_own_code(run, caps
     f'Traceback\n{user_errors.PREFIX if is_own else ""}lamp 7 (KeyError at own.py:3)\n'
   )
   outcome = supervisor.Outcome(1, 0, 'actor-0', 1, ['Traceback', 'lamp 7'], {})
-  assert local._report(local._Nodes(made, folder, None), outcome, []) == 1
+  launch = composition.Launch(config=made, folder=folder)
+  watcher = local._Watcher(launch, None, ['actor-0'], [], None)
+  assert watcher.report(outcome) == 1
   shown = capsys.readouterr().out.splitlines()
   assert shown[-1] == f'the whole log: {log}'
   assert shown[1:-1] == (
