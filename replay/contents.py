@@ -5,15 +5,14 @@ Sampling a running server's table would change its counters and its rate limiter
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import hashlib
 import math
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import cramjam
 import numpy as np
 import tensorflow as tf
 from reverb import reverb_types
@@ -295,25 +294,9 @@ def _signature(
   return reverb_types.TableInfo.from_serialized_proto(info.SerializeToString()).signature
 
 
-@functools.cache
-def _snappy() -> tuple[Any, Any]:
-  """C++ functions of TensorFlow: length of a block of Snappy once decompressed, and decompression.
-
-  No package of ours offers Snappy to Python; Reverb calls these functions, too.
-  """
-  library = ctypes.CDLL(os.path.join(tf.sysconfig.get_lib(), 'libtensorflow_framework.so.2'))
-  measure = library._ZN10tensorflow4port28Snappy_GetUncompressedLengthEPKcmPm
-  decompress = library._ZN10tensorflow4port17Snappy_UncompressEPKcmPc
-  measure.restype = decompress.restype = ctypes.c_bool
-  return measure, decompress
-
-
 def _decompress(block: bytes) -> np.ndarray:
   """[size] uint8, the content of a block of Snappy, in which Reverb stores arrays; ValueError if damaged."""
-  measure, decompress = _snappy()
-  length, size = ctypes.c_size_t(len(block)), ctypes.c_size_t()
-  if measure(block, length, ctypes.byref(size)):
-    found = np.empty(size.value, np.uint8)
-    if decompress(block, length, found.ctypes.data_as(ctypes.c_void_p)):
-      return found
-  raise ValueError('replay: a chunk of a checkpoint cannot be decompressed')
+  try:
+    return np.frombuffer(cramjam.snappy.decompress_raw(block), np.uint8)
+  except cramjam.DecompressionError:
+    raise ValueError('replay: a chunk of a checkpoint cannot be decompressed') from None
