@@ -549,6 +549,8 @@ def test_host_behind_ssh_ends_with_its_connection_and_is_restarted(tmp_path, lau
   ssh = f'ssh: {{target: {getpass.getuser()}@127.0.0.1, options: {sshd}}}'
   launched = launch(TWO.replace('local: true', ssh))
   launched.wait_for('cpu.up', 'trainer.up')
+  # A host that is lost before the launch has heard that it came up has failed.
+  polling.until(lambda: 'trainer: up  cpu: up' in launched.words(), launched.words)
   for name in ('cpu', 'trainer'):
     (tmp_path / f'{name}.up').unlink()
   for client in psutil.Process(launched.process.pid).children():

@@ -485,7 +485,7 @@ def test_ticks_continue_while_stopping(make):
 
 
 def test_failing_callback_leaves_no_process(make):
-  pids = []
+  pids, handler = [], signal.getsignal(signal.SIGINT)
 
   def on_event(event):
     pids.append(event.pid)
@@ -494,7 +494,7 @@ def test_failing_callback_leaves_no_process(make):
   with pytest.raises(RuntimeError, match='a broken callback'):
     supervisor.Supervisor([make('actor', STUBBORN)], on_event=on_event).run()
   assert all(is_gone(pid) for pid in pids)
-  assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+  assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_closed_terminal_does_not_end_a_run(make):
