@@ -277,7 +277,10 @@ def _streams(items: list[Item]) -> dict[int, list[Item]]:
 
 
 def _records(folder: str, name: str) -> Iterator[bytes]:
-  for batch in tf.data.TFRecordDataset(f'{folder}/{name}.tfrecord', 'ZLIB').batch(_RECORDS):
+  records = tf.data.TFRecordDataset(f'{folder}/{name}.tfrecord', 'ZLIB').batch(_RECORDS)
+  options = tf.data.Options()
+  options.autotune.enabled = False  # it logs a warning where it is cancelled by the end of the file
+  for batch in records.with_options(options):
     yield from batch.numpy()
 
 
