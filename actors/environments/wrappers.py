@@ -29,26 +29,9 @@ _MOST_STEPS = 32_768
 _GROUP = 4  # number of environments that are reset together where a reset is costly
 
 
-class AutoResetState(NamedTuple):
-  """State of `AutoReset`.
-
-  Attributes:
-    env_state: state of the wrapped environment.
-    is_over: [] bool, whether the newest time step is LAST.
-  """
-
-  env_state: EnvState
-  is_over: jax.Array
-
-
 @dataclasses.dataclass(frozen=True)
-class AutoReset(Environment):
-  """Auto-reset: the step after LAST ignores the action and returns FIRST of a new episode.
-
-  So the last observation of an episode is part of an ordinary time step and needs no extra field. Under
-  vmap every step computes a reset too, so a reset should be as cheap as a step. If it is not (see
-  `Environment.has_costly_reset`), CPUs instead loop over groups of environments that need a reset.
-  """
+class Wrapper(Environment):
+  """Another environment, of which sub-classes change some; their states have its state as `env_state`."""
 
   environment: Environment
 
@@ -73,8 +56,43 @@ class AutoReset(Environment):
     return self.environment.scored_by
 
   @property
+  def has_costly_reset(self) -> bool:
+    return self.environment.has_costly_reset
+
+  @property
   def metrics(self) -> Mapping[str, str]:
     return self.environment.metrics
+
+  def scripted_action(self, state: Any) -> jax.Array | None:
+    return self.environment.scripted_action(state.env_state)
+
+  def render(self, state: Any) -> np.ndarray | None:
+    return self.environment.render(state.env_state)
+
+  def draw(self, observation: Observation) -> np.ndarray | None:
+    return self.environment.draw(observation)
+
+
+class AutoResetState(NamedTuple):
+  """State of `AutoReset`.
+
+  Attributes:
+    env_state: state of the wrapped environment.
+    is_over: [] bool, whether the newest time step is LAST.
+  """
+
+  env_state: EnvState
+  is_over: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class AutoReset(Wrapper):
+  """Auto-reset: the step after LAST ignores the action and returns FIRST of a new episode.
+
+  So the last observation of an episode is part of an ordinary time step and needs no extra field. Under
+  vmap every step computes a reset too, so a reset should be as cheap as a step. If it is not (see
+  `Environment.has_costly_reset`), CPUs instead loop over groups of environments that need a reset.
+  """
 
   def reset(self, key: chex.PRNGKey) -> tuple[AutoResetState, TimeStep]:
     env_state, timestep = self.environment.reset(key)
@@ -95,15 +113,6 @@ class AutoReset(Environment):
     """The result of a reset where the episode is over, else the result of the step."""
     new = self.environment.next_episode(key, stepped[0])
     return jax.tree.map(functools.partial(jnp.where, is_over), new, stepped)
-
-  def scripted_action(self, state: AutoResetState) -> jax.Array | None:
-    return self.environment.scripted_action(state.env_state)
-
-  def render(self, state: AutoResetState) -> np.ndarray | None:
-    return self.environment.render(state.env_state)
-
-  def draw(self, observation: Observation) -> np.ndarray | None:
-    return self.environment.draw(observation)
 
 
 def _in_groups(begin: Callable[..., Any]) -> Callable[..., Any]:
@@ -159,39 +168,14 @@ class TimeLimitState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class TimeLimit(Environment):
+class TimeLimit(Wrapper):
   """Time limit: makes step `max_steps` of an episode LAST, and leaves its discount unchanged."""
 
-  environment: Environment
   max_steps: int = 1000
 
   def __post_init__(self):
     if self.max_steps < 1:
       raise ValueError(f'environment.max_steps={self.max_steps}: at least 1 is needed')
-
-  @property
-  def observation_spec(self) -> Any:
-    return self.environment.observation_spec
-
-  @property
-  def action_spec(self) -> specs.BoundedArray:
-    return self.environment.action_spec
-
-  @property
-  def action_names(self) -> tuple[str, ...]:
-    return self.environment.action_names
-
-  @property
-  def scored_by(self) -> str:
-    return self.environment.scored_by
-
-  @property
-  def has_costly_reset(self) -> bool:
-    return self.environment.has_costly_reset
-
-  @property
-  def metrics(self) -> Mapping[str, str]:
-    return self.environment.metrics
 
   def reset(self, key: chex.PRNGKey) -> tuple[TimeLimitState, TimeStep]:
     env_state, timestep = self.environment.reset(key)
@@ -212,15 +196,6 @@ class TimeLimit(Environment):
     step_type = jnp.where(is_last, dm_env.StepType.LAST.value, timestep.step_type)
     timestep = timestep._replace(step_type=step_type)
     return TimeLimitState(env_state=env_state, step_count=step_count), timestep
-
-  def scripted_action(self, state: TimeLimitState) -> jax.Array | None:
-    return self.environment.scripted_action(state.env_state)
-
-  def render(self, state: TimeLimitState) -> np.ndarray | None:
-    return self.environment.render(state.env_state)
-
-  def draw(self, observation: Observation) -> np.ndarray | None:
-    return self.environment.draw(observation)
 
 
 def random_action(
