@@ -67,7 +67,7 @@ class DreamerConfig:
 
   # Intrinsic motivation.
   novelty: str = 'information_gain'  # measure; or 'clean'; 'prediction_error' as a baseline
-  novelty_scale: float = 0.2  # weight of novelty's advantage, which trains an explorer; 0: none
+  novelty_scale: float = 0.03  # weight of novelty's advantage, beside the entropy's; 0: no explorer
   competence_scale: float = 0.0  # the same of learning progress by region, see docs/cognition.md
   survival_scale: float = 0.0  # weight of survival's advantage; 0: none, see docs/cognition.md
   empowerment_scale: float = 0.0  # weight of empowerment's advantage; 0: none, as above
@@ -189,6 +189,7 @@ SIZES = {
     horizon_min=8,
     starts_per_sequence=8,
     entropy_scale=0.001,
+    novelty_scale=0.1,
     warm_up_updates=100,
     compute_dtype='float32',
   ),
