@@ -111,6 +111,12 @@ def _line(
   return '| ' + ' | '.join(cells) + ' |'
 
 
+def _newest(rows: Sequence[dict[str, Any]], agent: str) -> list[dict[str, Any]]:
+  """The newest row of each seed of an agent."""
+  own = sorted((row for row in rows if row['agent'] == agent), key=lambda row: row['time'])
+  return list({row['seed']: row for row in own}.values())
+
+
 def page(rows: Sequence[dict[str, Any]]) -> str:
   """Makes the page.
 
@@ -129,8 +135,7 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
       for row in rows
       if (row['environment'], row['label'], row['budget']) == (task.name, 'default', task.steps)
     ]
-    dreamers = [row for row in of_task if row['agent'] == 'dreamer']
-    ppo = [row for row in of_task if row['agent'] == suite.BASELINE]
+    dreamers, ppo = (_newest(of_task, agent) for agent in ('dreamer', suite.BASELINE))
     present = [row for row in dreamers if row['time'] >= SINCE]
     place = 'now' if present else 'before' if dreamers else 'none'
     tables[place].append(_line(task, present or dreamers, ppo))
