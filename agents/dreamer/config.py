@@ -67,7 +67,7 @@ class DreamerConfig:
 
   # Intrinsic motivation.
   novelty: str = 'information_gain'  # measure; or 'clean'; 'prediction_error' as a baseline
-  novelty_scale: float = 0.03  # weight of novelty's advantage, beside the entropy's; 0: no explorer
+  novelty_scale: float = 0.03  # weight of novelty's advantage compared with entropy; 0: no explorer
   competence_scale: float = 0.0  # the same of learning progress by region, see docs/cognition.md
   survival_scale: float = 0.0  # weight of survival's advantage; 0: none, see docs/cognition.md
   empowerment_scale: float = 0.0  # weight of empowerment's advantage; 0: none, as above
