@@ -47,7 +47,8 @@ HEAD = """# Leaderboard
 
 This page has one row for each environment of the suite, with the dreamer's steps to the target and what they cost. It
 is made from [all rows](results/rows.jsonl) by `python docs/site/leaderboard.py`; [results.md](results.md) has their
-curves. All runs have one configuration, and each is one process on one core:
+curves. All runs have one configuration, but novelty has twice the weight in those of commits before `627aa03`. Each is
+one process on one core:
 
 ```
 hephaestus bench learning --environments NAME --agents dreamer ppo --seeds 0 1 2
@@ -111,12 +112,6 @@ def _line(
   return '| ' + ' | '.join(cells) + ' |'
 
 
-def _newest(rows: Sequence[dict[str, Any]], agent: str) -> list[dict[str, Any]]:
-  """The newest row of each seed of an agent."""
-  own = sorted((row for row in rows if row['agent'] == agent), key=lambda row: row['time'])
-  return list({row['seed']: row for row in own}.values())
-
-
 def page(rows: Sequence[dict[str, Any]]) -> str:
   """Makes the page.
 
@@ -135,7 +130,8 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
       for row in rows
       if (row['environment'], row['label'], row['budget']) == (task.name, 'default', task.steps)
     ]
-    dreamers, ppo = (_newest(of_task, agent) for agent in ('dreamer', suite.BASELINE))
+    dreamers = [row for row in of_task if row['agent'] == 'dreamer']
+    ppo = [row for row in of_task if row['agent'] == suite.BASELINE]
     present = [row for row in dreamers if row['time'] >= SINCE]
     place = 'now' if present else 'before' if dreamers else 'none'
     tables[place].append(_line(task, present or dreamers, ppo))
