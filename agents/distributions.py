@@ -69,6 +69,11 @@ class MaskedCategorical(NamedTuple):
     log_probs = jnp.where(self.mask, self.log_probs, 0.0)
     return -jnp.sum(jnp.where(self.mask, jnp.exp(log_probs) * log_probs, 0.0), axis=-1)
 
+  def entropy_bounds(self) -> tuple[jax.Array, jax.Array]:
+    """Entropies of a certain and of a uniform policy, [...] float32 nats each: 0 and log(number of legal actions)."""
+    most = jnp.log(jnp.sum(self.mask, axis=-1).astype(jnp.float32))
+    return jnp.zeros_like(most), most
+
 
 class MultiCategorical(NamedTuple):
   """A distribution of actions of M independent parts, each of which is one of several choices.
@@ -127,6 +132,11 @@ class MultiCategorical(NamedTuple):
     """Entropy, [...] float32, nats: a sum over the M parts."""
     return jnp.sum(jnp.stack([part.entropy() for part in self.parts]), axis=0)
 
+  def entropy_bounds(self) -> tuple[jax.Array, jax.Array]:
+    """As of `MaskedCategorical`, sums over the M parts."""
+    least, most = zip(*(part.entropy_bounds() for part in self.parts), strict=True)
+    return sum(least), sum(most)
+
 
 class TanhNormal(NamedTuple):
   """A normal variable squashed by tanh, rescaled to the bounds of the action.
@@ -183,6 +193,13 @@ class TanhNormal(NamedTuple):
     normal = 0.5 * np.log(2 * np.pi * np.e) + jnp.log(self.scale)
     squash = 2 * (np.log(2) - self.mean - jax.nn.softplus(-2 * self.mean))
     return jnp.sum(normal + squash + jnp.log((self.high - self.low) / 2), axis=-1)
+
+  def entropy_bounds(self) -> tuple[jax.Array, jax.Array]:
+    """Entropies, [...] float32 nats each, of the least and the largest scale in the middle of the bounds."""
+    at = lambda scale: TanhNormal(
+      jnp.zeros_like(self.mean), jnp.full_like(self.scale, scale), self.low, self.high
+    ).entropy()
+    return at(0.1), at(1.1)
 
 
 class Actions:

@@ -104,19 +104,17 @@ class Scales(NamedTuple):
 
   Attributes:
     ranges: moving average of `returns.percentile_range` of the returns of each head, by its name.
-    largest_novelty_range: [] float32, running maximum of novelty's average range since warm-up.
     evidence: [] float32 in [0, 1], that real returns differ: see `intrinsic.evidence`.
   """
 
   ranges: dict[str, returns.Average]
-  largest_novelty_range: jax.Array
   evidence: jax.Array
 
 
 def initial_scales(heads: tuple[str, ...]) -> Scales:
   """Scales before any returns; `heads` are the names of the critic's heads."""
   ranges = {name: returns.no_average() for name in heads}
-  return Scales(ranges, *jnp.zeros((2,), jnp.float32))
+  return Scales(ranges, jnp.zeros((), jnp.float32))
 
 
 def update_scales(
@@ -128,13 +126,10 @@ def update_scales(
   """Updates the scales of advantages with the returns of one batch of imagination rollouts.
 
     divisor = max(range of the task's returns, return_floor, 0.1 mean |G|)
-    divisor = max(largest range of novelty's returns so far, NOVELTY_FLOOR)
-    divisor = max(range of its returns, INTRINSIC_FLOOR), of another intrinsic reward
+    divisor = max(range of its returns, NOVELTY_FLOOR or INTRINSIC_FLOOR), of an intrinsic reward
 
   where range is a moving average over batches of the range from the 5th to the 95th percentile. Below
-  the floors an advantage shrinks with the differences of returns, and so does novelty's as the model
-  learns: divided by the current range, it would stay when nothing is left to learn, and the explorer
-  would become deterministic.
+  the floors an advantage shrinks with the differences of returns.
 
   Args:
     scales: the scales so far.
@@ -148,20 +143,32 @@ def update_scales(
   """
   # The critic's bins lie some 10 % apart, so smaller differences of returns are noise.
   floor = jnp.maximum(config.return_floor, dreamer_config.RELATIVE_FLOOR * size)
-  largest = scales.largest_novelty_range
+  floors = {TASK: floor, NOVELTY: dreamer_config.NOVELTY_FLOOR}
   averages, divisors = {}, {}
   for name, average in scales.ranges.items():
     averages[name], range_ = returns.update_average(
       average, returns.percentile_range(first[name]), rate=dreamer_config.RETURN_RATE
     )
-    if name == NOVELTY:
-      divisors[name] = largest = jnp.maximum(
-        jnp.maximum(range_, largest), dreamer_config.NOVELTY_FLOOR
-      )
-    else:
-      least = floor if name == TASK else dreamer_config.INTRINSIC_FLOOR
-      divisors[name] = jnp.maximum(range_, least)
-  return Scales(averages, largest, scales.evidence), divisors
+    divisors[name] = jnp.maximum(range_, floors.get(name, dreamer_config.INTRINSIC_FLOOR))
+  return Scales(averages, scales.evidence), divisors
+
+
+def explorer_entropy_weight(policy) -> jax.Array:
+  """Weight of the entropy of an explorer's policy, [...] float32, in units of `entropy_scale`.
+
+    exp(CERTAINTY_EXPONENT min(1, (kept - H) / (kept - least))),   kept = least + EXPLORER_ENTROPY (most - least)
+
+  where H is the policy's entropy, and least and most are its bounds. Members that learned what one action does
+  in a state agree about the others there, too, so an explorer that is certain never tries these. At the kept
+  entropy the weight is 1; below, it rises faster than novelty's advantages differ between states and times.
+
+  Args:
+    policy: a distribution of `distributions`, with leading axes [...].
+  """
+  least, most = policy.entropy_bounds()
+  span = jnp.maximum(dreamer_config.EXPLORER_ENTROPY * (most - least), 1e-6)
+  lack = jax.lax.stop_gradient(least + span - policy.entropy()) / span
+  return jnp.exp(dreamer_config.CERTAINTY_EXPONENT * jnp.minimum(1.0, lack))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -380,9 +387,10 @@ class ActorCritic:
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Score-function loss of the actors, each on its own dreams: see `dreams`.
 
-      - sum weight ( sg(advantage) log pi(a | f, context) + eta H[pi] )
+      - sum weight ( sg(advantage) log pi(a | f, context) + eta sg(k) H[pi] )
 
-    with the advantage of `targets.imagined` and eta the config's `entropy_scale`.
+    with the advantage of `targets.imagined`, eta the config's `entropy_scale`, and k 1 for the task's actor and
+    `explorer_entropy_weight` for the explorer.
 
     Args:
       params: parameters of the actor-critic, by network.
@@ -396,7 +404,11 @@ class ActorCritic:
     policy = self.dreamt_policy(params, steps.features, context, steps.mask)
     entropy, log_prob = policy.entropy(), policy.log_prob(steps.choice)
     advantage = jax.lax.stop_gradient(targets.advantage)
-    loss = jnp.sum(targets.weight * (-advantage * log_prob - self.config.entropy_scale * entropy))
+    scale = jnp.full_like(entropy, self.config.entropy_scale)
+    if self.explores:
+      own = self.dreams(NOVELTY, steps.choice.shape[1])
+      scale = scale.at[:, own].multiply(explorer_entropy_weight(policy)[:, own])
+    loss = jnp.sum(targets.weight * (-advantage * log_prob - scale * entropy))
 
     def total(x: jax.Array, name: str = TASK) -> jax.Array:
       own = self.dreams(name, steps.choice.shape[1])

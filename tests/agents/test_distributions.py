@@ -500,6 +500,29 @@ CHOICES = (3, 1, 2)
 COMBINATIONS = np.array([[i, 0, j] for i in range(3) for j in range(2)])
 
 
+@pytest.mark.parametrize('num_outputs', [5, 6], ids=['one choice', 'three choices'])
+def test_entropies_of_a_uniform_and_of_a_certain_policy_are_the_bounds(num_outputs):
+  mask = np.arange(num_outputs) != 1
+  make = distributions.MaskedCategorical.from_logits
+  if num_outputs == 6:
+    make = lambda *args: distributions.MultiCategorical.from_logits(args[0], CHOICES, args[1])
+  uniform, certain = make(np.zeros(num_outputs, np.float32), mask), make(
+    np.float32([500, 0, 0, 9, 300, 0][:num_outputs]), mask
+  )
+  for policy in (uniform, certain):
+    least, most = policy.entropy_bounds()
+    np.testing.assert_allclose(least, certain.entropy(), atol=1e-6)
+    np.testing.assert_allclose(most, uniform.entropy(), rtol=1e-6)
+
+
+def test_entropies_of_the_extreme_scales_are_the_bounds_of_a_squashed_policy():
+  make = lambda scale: distributions.TanhNormal.from_outputs(
+    np.float32([0, 0, scale, scale]), np.zeros(2, np.float32), np.float32([2, 5])
+  )
+  least, most = make(0).entropy_bounds()
+  np.testing.assert_allclose((make(-50).entropy(), make(50).entropy()), (least, most), rtol=1e-5)
+
+
 @functools.partial(jax.jit, static_argnames='unimix')
 def several(logits, mask, unimix):
   policy = distributions.MultiCategorical.from_logits(logits, CHOICES, mask, unimix)
