@@ -143,7 +143,7 @@ def update_scales(
   """
   # The critic's bins lie some 10 % apart, so smaller differences of returns are noise.
   floor = jnp.maximum(config.return_floor, dreamer_config.RELATIVE_FLOOR * size)
-  floors = {TASK: floor, NOVELTY: dreamer_config.NOVELTY_FLOOR}
+  floors: dict[str, Any] = {TASK: floor, NOVELTY: dreamer_config.NOVELTY_FLOOR}
   averages, divisors = {}, {}
   for name, average in scales.ranges.items():
     averages[name], range_ = returns.update_average(

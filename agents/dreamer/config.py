@@ -11,7 +11,7 @@ GAUSSIAN_RANGE = 3.29  # from the 5th to the 95th percentile of a Gaussian, in s
 RELATIVE_FLOOR = 0.1  # least divisor of the task's advantages, as a share of its mean |return|
 NOVELTY_FLOOR = 1e-3  # least divisor of novelty's advantages
 EXPLORER_ENTROPY = 0.4  # share of the largest entropy at which the explorer's has its usual weight
-CERTAINTY_EXPONENT = 5.0  # log of that weight where the explorer is certain: `explorer_entropy_weight`
+CERTAINTY_EXPONENT = 5.0  # log of the weight for a certain explorer: `explorer_entropy_weight`
 INTRINSIC_FLOOR = 0.1  # the same for other intrinsic rewards; vitals of 0 cost at most 1.44
 AVERAGE_CHANGE_RATE = 0.02  # of the moving average of the networks that novelty reads
 LATENTS = ('categorical', 'gaussian')  # keys of `distributions.LATENTS`
@@ -192,7 +192,6 @@ SIZES = {
     starts_per_sequence=8,
     entropy_scale=0.001,
     novelty_scale=0.1,
-    warm_up_updates=100,
     compute_dtype='float32',
   ),
   # With one member about as many parameters and imagined steps as `size1m` of DreamerV3.

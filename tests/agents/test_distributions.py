@@ -506,8 +506,9 @@ def test_entropies_of_a_uniform_and_of_a_certain_policy_are_the_bounds(num_outpu
   make = distributions.MaskedCategorical.from_logits
   if num_outputs == 6:
     make = lambda *args: distributions.MultiCategorical.from_logits(args[0], CHOICES, args[1])
-  uniform, certain = make(np.zeros(num_outputs, np.float32), mask), make(
-    np.float32([500, 0, 0, 9, 300, 0][:num_outputs]), mask
+  uniform, certain = (
+    make(np.zeros(num_outputs, np.float32), mask),
+    make(np.float32([500, 0, 0, 9, 300, 0][:num_outputs]), mask),
   )
   for policy in (uniform, certain):
     least, most = policy.entropy_bounds()
