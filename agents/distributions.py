@@ -14,6 +14,7 @@ from dm_env import specs
 from hephaestus.agents import kernels, networks
 
 # Small enough that exp() of it is 0, large enough that sums of it stay finite.
+SCALES = (0.1, 1.1)  # least and largest standard deviation of a continuous action, before tanh
 ILLEGAL = -1e9
 
 
@@ -70,7 +71,10 @@ class MaskedCategorical(NamedTuple):
     return -jnp.sum(jnp.where(self.mask, jnp.exp(log_probs) * log_probs, 0.0), axis=-1)
 
   def entropy_bounds(self) -> tuple[jax.Array, jax.Array]:
-    """Entropies of a certain and of a uniform policy, [...] float32 nats each: 0 and log(number of legal actions)."""
+    """Entropies of a certain and of a uniform policy, [...] float32 nats each.
+
+    These are 0 and the logarithm of the number of legal actions.
+    """
     most = jnp.log(jnp.sum(self.mask, axis=-1).astype(jnp.float32))
     return jnp.zeros_like(most), most
 
@@ -133,7 +137,7 @@ class MultiCategorical(NamedTuple):
     return jnp.sum(jnp.stack([part.entropy() for part in self.parts]), axis=0)
 
   def entropy_bounds(self) -> tuple[jax.Array, jax.Array]:
-    """As of `MaskedCategorical`, sums over the M parts."""
+    """Entropies of a certain and of a uniform policy, [...] float32 nats each: sums over the M parts."""
     least, most = zip(*(part.entropy_bounds() for part in self.parts), strict=True)
     return sum(least), sum(most)
 
@@ -155,11 +159,11 @@ class TanhNormal(NamedTuple):
 
   @classmethod
   def from_outputs(cls, outputs: jax.Array, low: np.ndarray, high: np.ndarray) -> 'TanhNormal':
-    """The distribution from a network's [..., 2 A] outputs; the scale lies in (0.1, 1.1)."""
+    """The distribution from a network's [..., 2 A] outputs; the scale lies between both of SCALES."""
     mean, scale = jnp.split(outputs.astype(jnp.float32), 2, axis=-1)
     # Softly bounded: beyond +-5 tanh is flat, and the mean would have no gradient.
     return cls(
-      5 * jnp.tanh(mean / 5), jax.nn.sigmoid(scale) + 0.1, jnp.asarray(low), jnp.asarray(high)
+      5 * jnp.tanh(mean / 5), jax.nn.sigmoid(scale) + SCALES[0], jnp.asarray(low), jnp.asarray(high)
     )
 
   def _scaled(self, raw: jax.Array) -> jax.Array:
@@ -195,11 +199,11 @@ class TanhNormal(NamedTuple):
     return jnp.sum(normal + squash + jnp.log((self.high - self.low) / 2), axis=-1)
 
   def entropy_bounds(self) -> tuple[jax.Array, jax.Array]:
-    """Entropies, [...] float32 nats each, of the least and the largest scale in the middle of the bounds."""
+    """Entropies with the least and with the largest scale at mean 0, [...] float32 nats each."""
     at = lambda scale: TanhNormal(
       jnp.zeros_like(self.mean), jnp.full_like(self.scale, scale), self.low, self.high
     ).entropy()
-    return at(0.1), at(1.1)
+    return at(SCALES[0]), at(SCALES[1])
 
 
 class Actions:

@@ -156,11 +156,12 @@ def update_scales(
 def explorer_entropy_weight(policy) -> jax.Array:
   """Weight of the entropy of an explorer's policy, [...] float32, in units of `entropy_scale`.
 
-    exp(CERTAINTY_EXPONENT min(1, (kept - H) / (kept - least))),   kept = least + EXPLORER_ENTROPY (most - least)
+    weight = exp(CERTAINTY_EXPONENT min(1, (kept - H) / (kept - least)))
+    kept = least + EXPLORER_ENTROPY (most - least)
 
-  where H is the policy's entropy, and least and most are its bounds. Members that learned what one action does
-  in a state agree about the others there, too, so an explorer that is certain never tries these. At the kept
-  entropy the weight is 1; below, it rises faster than novelty's advantages differ between states and times.
+  where H is the policy's entropy, and least and most are its bounds. Members that learned what one
+  action does in a state agree about the other actions there, too, so an explorer that is certain never
+  tries them. The weight is 1 at the kept entropy, larger below it, and smaller above it.
 
   Args:
     policy: a distribution of `distributions`, with leading axes [...].
@@ -389,8 +390,8 @@ class ActorCritic:
 
       - sum weight ( sg(advantage) log pi(a | f, context) + eta sg(k) H[pi] )
 
-    with the advantage of `targets.imagined`, eta the config's `entropy_scale`, and k 1 for the task's actor and
-    `explorer_entropy_weight` for the explorer.
+    with the advantage of `targets.imagined` and eta the config's `entropy_scale`; k is 1 for the task's
+    actor, and `explorer_entropy_weight` for the explorer.
 
     Args:
       params: parameters of the actor-critic, by network.

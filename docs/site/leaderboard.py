@@ -47,8 +47,8 @@ HEAD = """# Leaderboard
 
 This page has one row for each environment of the suite, with the dreamer's steps to the target and what they cost. It
 is made from [all rows](results/rows.jsonl) by `python docs/site/leaderboard.py`; [results.md](results.md) has their
-curves. All runs have one configuration, but novelty has twice the weight before commit `627aa03`, and the explorer may
-become certain before `57ded88`. Each is one process on one core:
+curves, and [says](results.md#the-suite) what changed between the commits. All environments have the configuration of
+their commit, without settings of their own. Each run is one process on one core:
 
 ```
 hephaestus bench learning --environments NAME --agents dreamer ppo --seeds 0 1 2
