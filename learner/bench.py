@@ -225,7 +225,8 @@ def update(
     state, metrics = compiled(at_boredom(each), sequence)
     horizon = float(metrics['dream/horizon'][0])
     duration = median_duration(lambda state: compiled(state, sequence)[0], state, seconds)
-    trips = (horizon, math.ceil(horizon / agent_config.steps_per_chunk))
+    chunks = math.ceil(horizon / agent_config.steps_per_chunk)
+    trips = (horizon, chunks, chunks)  # imagined steps; chunks of their values and of the gradient
     flops = always + sum(each * count for each, count in zip(by_loop, trips, strict=True))
     what = f'{name}/boredom_{each:g}'
     figures += [

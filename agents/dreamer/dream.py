@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hephaestus.agents import returns
+from hephaestus.agents import networks, returns
 from hephaestus.agents.dreamer import actor_critic as ac
 from hephaestus.agents.dreamer import memory as memory_lib
 from hephaestus.agents.dreamer import modules, rssm, world_model
@@ -111,20 +111,22 @@ def rollout(
   keys = jax.vmap(jax.random.split)(start.keys)
   choose = lambda key: jax.random.randint(key, (), 0, model.config.ensemble_size)
   member, step_keys = jax.vmap(choose)(keys[:, 0]), keys[:, 1]
+  cast = lambda tree: networks.cast_kernels(tree, model.config.dtype)
+  matrices = model.rssm.matrices(params['world_model'])
   imagination = _Imagination(
     model,
     actor_critic,
-    params['world_model'],
-    model.rssm.matrices(params['world_model']),
-    params['actor_critic'],
-    slow_critic,
+    cast(params['world_model']),
+    jax.tree.map(lambda x: x.astype(model.config.dtype), matrices),
+    cast(params['actor_critic']),
+    cast(slow_critic),
     member,
     step_keys,
     explore,
     novel,
   )
-  *_, outputs = jax.lax.fori_loop(0, horizon, imagination.step, imagination.begin(start))
-  return Dream(start=start, horizon=horizon, **outputs)
+  end = jax.lax.fori_loop(0, horizon, imagination.step, imagination.begin(start))
+  return Dream(start=start, horizon=horizon, **imagination.complete(horizon, end))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,16 +166,15 @@ class _Imagination:
     )
     mask = self.model.action_mask(self.model_params, features)
     arrived = lambda x: jnp.zeros((num_steps + 1, batch), jnp.float32).at[0].set(x)
+    decided = lambda x: jnp.zeros((num_steps, *x.shape), x.dtype)
     choice_dtype = jnp.int32 if self.actor_critic.discrete else jnp.float32
     outputs = {
-      'features': jax.tree.map(lambda x: jnp.zeros((num_steps, *x.shape), x.dtype), features),
+      'features': jax.tree.map(decided, features),
+      'context': decided(context),
       'choice': jnp.zeros((num_steps, batch, *self.model.action_spec.shape), choice_dtype),
       'mask': jnp.ones((num_steps, *mask.shape), bool),
       'novelty': arrived(start.novelty),
-      'reward': arrived(0.0),
-      'discount': arrived(0.0),
       'rewards': {name: arrived(0.0) for name in self.model.rewards},
-      **jax.tree.map(arrived, self._values(features, context)),
     }
     first = lambda x: jnp.zeros((num_steps + 1, *x.shape)).at[0].set(x)
     outputs['context_inputs'] = jax.tree.map(first, start.context_inputs)
@@ -198,29 +199,52 @@ class _Imagination:
     found = self.model.novelty(after)
     novelty = jnp.zeros(len(self.member), jnp.float32).at[self.novel].set(found)
     inputs = self.actor_critic.context.inputs(self.policy_params, after, novelty)
-    memory, context = self.actor_critic.context.advance(
+    memory, next_context = self.actor_critic.context.advance(
       self.policy_params, memory, after.features, inputs, after.first
     )
     arrived = {
       'novelty': novelty,
-      'reward': self.model.reward(self.model_params, after.features).mean(),
-      'discount': after.discount,
-      **self._values(after.features, context),
       'context_inputs': inputs,
       'rewards': self.model.intrinsic_rewards(self.model_params, here, after, novelty),
     }
-    decided = {'features': features, 'choice': choice, 'mask': mask}
+    decided = {'features': features, 'context': context, 'choice': choice, 'mask': mask}
     put = lambda at: lambda old, new: jax.lax.dynamic_update_index_in_dim(old, new, at, 0)
     outputs = {
       name: jax.tree.map(put(t if name in decided else t + 1), outputs[name], x)
       for name, x in (decided | arrived).items()
     }
     mask = self.model.action_mask(self.model_params, after.features)
-    return after.latent, after.features, memory, context, mask, outputs
+    return after.latent, after.features, memory, next_context, mask, outputs
 
-  def _values(self, features: modules.Features, context: jax.Array) -> Tree:
-    """Values [B'] by the critic and by the slow critic, of each head by its name."""
-    batch = len(self.member)
+  def complete(self, horizon: jax.Array, end: tuple[Any, ...]) -> dict[str, Any]:
+    """The arrays of a Dream, from the carry at the end of the loop.
+
+    What no later step depends on is computed here, for `steps_per_chunk` steps at a time: in the loop a
+    GPU would start some hundred small programs more for each step.
+    """
+    _, last_features, _, last_context, _, outputs = end
+    num_steps, count = self.model.config.horizon_max, self.model.config.steps_per_chunk
+    features, context = outputs['features'], outputs.pop('context')
+
+    def judge_chunk(chunk: jax.Array, judged: Tree) -> Tree:
+      cut = lambda x: jax.lax.dynamic_slice_in_dim(x, chunk * count, count)
+      put = lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, chunk * count, 0)
+      return jax.tree.map(put, judged, self._judge(*jax.tree.map(cut, (features, context))))
+
+    last = self._judge(last_features, last_context)
+    judged = jax.tree.map(lambda x: jnp.zeros((num_steps + 1, *x.shape), x.dtype), last)
+    judged = jax.lax.fori_loop(0, (horizon + count - 1) // count, judge_chunk, judged)
+    judged = jax.tree.map(lambda all_, x: all_.at[horizon].set(x), judged, last)
+    step = jnp.arange(num_steps + 1)[:, None]
+    imagined = lambda x: jnp.where((step > 0) & (step <= horizon), x, 0.0)
+    reached = lambda x: jnp.where(step <= horizon, x, 0.0)
+    arrived = {name: imagined(judged[name]) for name in ('reward', 'discount')}
+    values = {name: jax.tree.map(reached, judged[name]) for name in ('values', 'slow_values')}
+    return outputs | arrived | values
+
+  def _judge(self, features: modules.Features, context: jax.Array) -> dict[str, Any]:
+    """Reward and discount that arrived at steps, and their values by both critics, [..., B'] float32."""
+    lead = features.state.shape[:-1]
 
     def read(params: Tree) -> dict[str, jax.Array]:
       if not self.explore:
@@ -228,11 +252,16 @@ class _Imagination:
         return {name: value.mean() for name, value in values.items()}
       values = self.actor_critic.dreamt_values(params, features, context)
       return {
-        name: jnp.zeros(batch).at[self.actor_critic.dreams(name, batch)].set(value.mean())
+        name: jnp.zeros(lead).at[..., self.actor_critic.dreams(name, lead[-1])].set(value.mean())
         for name, value in values.items()
       }
 
-    return {'values': read(self.policy_params), 'slow_values': read(self.slow_critic)}
+    return {
+      'reward': self.model.reward(self.model_params, features).mean(),
+      'discount': self.model.discount(self.model_params, features),
+      'values': read(self.policy_params),
+      'slow_values': read(self.slow_critic),
+    }
 
 
 def returns_of(

@@ -433,6 +433,57 @@ def test_rollout_computes_horizon_many_steps(params, slow_critic, start, rollout
     assert len(rollout.steps) == horizon
 
 
+def equations(jaxpr):
+  """All equations of a program, inner ones included."""
+  for equation in jaxpr.eqns:
+    yield equation
+    for value in equation.params.values():
+      for inner in value if isinstance(value, tuple) else (value,):
+        inner = getattr(inner, 'jaxpr', inner)
+        if hasattr(inner, 'eqns'):
+          yield from equations(inner)
+
+
+def test_imagined_step_computes_only_what_the_next_ones_depend_on(make_dreamer, make_params):
+  """No kernel is cast in it, and neither rewards nor values are predicted."""
+  dreamer = make_dreamer('pictures', compute_dtype='bfloat16')
+  config, params = dreamer.config, make_params(dreamer)
+  batch, policy = 38, dreamer.actor_critic  # no width of a kernel
+  start = dream.Start(
+    dreamer.model.rssm.initial(batch).latent,
+    dreamer.model.networks.empty_features(batch),
+    jnp.zeros(batch),
+    jnp.zeros(batch, bool),
+    policy.context.memory_at(None, None, None),
+    policy.context.inputs({}, None, jnp.zeros(batch)),
+    jnp.ones(batch),
+    jax.random.split(jax.random.key(0), batch),
+  )
+  rollout = lambda params, start: dream.rollout(
+    dreamer.model, policy, params, params['actor_critic'], start, jnp.int32(2), explore=True
+  )
+  program = jax.make_jaxpr(rollout)(params, start).jaxpr
+  steps, chunks = (
+    list(equations(each.params['body_jaxpr'].jaxpr))
+    for each in program.eqns
+    if each.primitive.name == 'while'
+  )
+  shape = lambda atom: atom.aval.shape
+  kernels = {
+    x.shape for path, x in jax.tree_util.tree_leaves_with_path(params) if path[-1].key == 'kernel'
+  }
+  casts = {
+    shape(each.invars[0])
+    for each in steps
+    if each.primitive.name == 'convert_element_type' and each.params['new_dtype'] == jnp.bfloat16
+  }
+  assert casts and not casts & kernels, casts & kernels
+  widths = lambda found: {
+    shape(each.outvars[0])[-1] for each in found if each.primitive.name == 'dot_general'
+  }
+  assert config.num_bins in widths(chunks) and config.num_bins not in widths(steps)
+
+
 def test_no_gradient_passes_through_a_rollout(dreamer, params, slow_critic, start):
   """JAX refuses to differentiate a loop whose trip count is data."""
   model, policy = dreamer.model, dreamer.actor_critic
