@@ -458,7 +458,11 @@ class TwoHot(NamedTuple):
   def log_prob(self, target: jax.Array) -> jax.Array:
     """Log-likelihood, [...] float32 nats, of `target` [...], two-hot encoded over the bins around it."""
     target = jnp.clip(target, self.bins[0], self.bins[-1])
-    upper = jnp.clip(jnp.searchsorted(self.bins, target, side='right'), 1, self.bins.shape[0] - 1)
+    upper = jnp.clip(
+      jnp.searchsorted(self.bins, target, side='right', method='scan_unrolled'),
+      1,
+      self.bins.shape[0] - 1,
+    )
     low, high = self.bins[upper - 1], self.bins[upper]
     share = (target - low) / (high - low)
     return _shared_log_prob(self.logits, upper, share)

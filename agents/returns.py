@@ -49,7 +49,8 @@ def lambda_returns(
     return return_tm1, return_tm1
 
   inputs = jax.tree.map(lambda x: x[1:], (reward_t, discount_t, value_t, bootstrap_t))
-  _, returns = jax.lax.scan(step, value_t[-1], inputs, reverse=True)
+  # Unrolled, since a GPU starts a program for each turn.
+  _, returns = jax.lax.scan(step, value_t[-1], inputs, reverse=True, unroll=8)
   return returns
 
 

@@ -219,8 +219,8 @@ class _Imagination:
   def complete(self, horizon: jax.Array, end: tuple[Any, ...]) -> dict[str, Any]:
     """The arrays of a Dream, from the carry at the end of the loop.
 
-    What no later step depends on is computed here, for `steps_per_chunk` steps at a time: in the loop a
-    GPU would start some hundred small programs more for each step.
+    Rewards, discounts and values are computed here, for `steps_per_chunk` steps at a time, since no later
+    step depends on them: in the loop a GPU would start some hundred small programs more for each step.
     """
     _, last_features, _, last_context, _, outputs = end
     num_steps, count = self.model.config.horizon_max, self.model.config.steps_per_chunk
