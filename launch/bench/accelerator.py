@@ -95,10 +95,12 @@ def sections(preset: str, folder: pathlib.Path, *, rehearse: bool = False) -> li
   of_size = [*learner, *size, '--boredom', '0']
   fused = ['train', '--fused', '--preset', preset]
   catch, craftax = ['--env', 'catch'], ['--env', 'craftax/Craftax-Classic-Symbolic-v1']
-  update = [*learner, '--preset', preset, *catch, '--boredom', '0']
+  small = ['--set', *tiny[:5]] if tiny else []
+  update = [*learner, '--preset', preset, '--boredom', '0', *small]
   return [
     Section('learner', [*of_size, '1', '--phases'], long_limit),
-    Section('update', [*update, *(['--set', *tiny[:5]] if tiny else [])], limit),
+    Section('update', [*update, *catch], limit),
+    Section('update/craftax', [*update, *craftax], limit),
     Section('fused', [*fused, *catch, '--set', *_FUSED, *tiny], training, folder / 'fused'),
     *(Section(f'batch/{size}', [*of_size, '--batch', str(size)], limit) for size in batches),
     *(

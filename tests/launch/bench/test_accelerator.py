@@ -87,7 +87,10 @@ def test_sections_fit_into_the_default_time_and_leave_the_last_one_some(tmp_path
   ('arguments', 'words'),
   [
     ([], 'JAX finds no accelerator here; --rehearse measures the smallest sizes on the CPU'),
-    (['--rehearse', '--sections', 'none'], '--sections none: choose from learner, update, fused'),
+    (
+      ['--rehearse', '--sections', 'none'],
+      '--sections none: choose from learner, update, update/craftax, fused',
+    ),
     (['--rehearse', '--minutes', '0'], '--minutes 0: must be positive'),
     (['--rehearse', '--out', 'text.json'], '--out text.json: is not a file of this command'),
     (['--rehearse', '--out', 'real.json'], '--out real.json: is not of a rehearsal'),
