@@ -13,8 +13,8 @@ from dm_env import specs
 
 from hephaestus.agents import kernels, networks
 
-# Small enough that exp() of it is 0, large enough that sums of it stay finite.
 SCALES = (0.1, 1.1)  # least and largest standard deviation of a continuous action, before tanh
+# Small enough that exp() of it is 0, large enough that sums of it stay finite.
 ILLEGAL = -1e9
 
 

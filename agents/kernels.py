@@ -1,6 +1,6 @@
 """Faster forms of common operations on XLA's CPU backend, each equal to its plain form in PLAIN.
 
-Each is a plain formula on accelerators. On a CPU, XLA reduces the last axis of an array number by
+Each is a plain formula on accelerators; the one of `normalise` is another on GPUs. On a CPU, XLA reduces the last axis of an array number by
 number, and transposes arrays where a transposed product would do. Docstrings name measured gains.
 `tests/agents/test_kernels.py` compares values and gradients with the plain forms.
 """
@@ -113,9 +113,8 @@ def normalise(x: jax.Array, scale: jax.Array, bias: jax.Array, centred: bool = F
     centred: whether x has mean 0 over F already, as after a kernel from `centre`. No mean is then
       subtracted from x, nor from its gradient: the gradient of `centre` subtracts the latter.
   """
-  if (
-    on_gpu()
-  ):  # Without a gradient, XLA makes one program of this form, and three of the other one.
+  if on_gpu():
+    # XLA makes one program of this form where no gradient is taken, and three of the other one.
     x = x.astype(jnp.float32)
     x = x if centred else x - _mean(x)
     return x * jax.lax.rsqrt(_mean(x * x) + 1e-6) * scale + bias

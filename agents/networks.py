@@ -310,12 +310,15 @@ def apply(module: nn.Module, params: Any, *inputs: Any) -> jax.Array:
 def cast_kernels(params: Any, dtype: Any) -> Any:
   """Casts the kernels of layers to the dtype in which they are multiplied, as each layer does by itself.
 
-  It is for loops without gradients: a loop casts them in each of its steps, which were a tenth of the
-  programs that a GPU started for an imagined step.
+  It is for loops without gradients, which would cast them in each of their steps: 13 of the 230 programs that a
+  GPU started for an imagined step of `catch`.
 
   Args:
     params: tree of parameters, [...] float32; a leaf is a kernel if its name is `kernel`.
     dtype: dtype of the networks' computation.
+
+  Returns:
+    The same tree with kernels in `dtype`.
   """
   is_kernel = lambda path: getattr(path[-1], 'key', None) == 'kernel'
   return jax.tree_util.tree_map_with_path(

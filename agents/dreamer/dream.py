@@ -112,12 +112,11 @@ def rollout(
   choose = lambda key: jax.random.randint(key, (), 0, model.config.ensemble_size)
   member, step_keys = jax.vmap(choose)(keys[:, 0]), keys[:, 1]
   cast = lambda tree: networks.cast_kernels(tree, model.config.dtype)
-  matrices = model.rssm.matrices(params['world_model'])
   imagination = _Imagination(
     model,
     actor_critic,
     cast(params['world_model']),
-    jax.tree.map(lambda x: x.astype(model.config.dtype), matrices),
+    model.rssm.cast(model.rssm.matrices(params['world_model'])),
     cast(params['actor_critic']),
     cast(slow_critic),
     member,
@@ -136,8 +135,8 @@ class _Imagination:
   Attributes:
     model: the world model.
     actor_critic: the policies that act, and the critic.
-    model_params: parameters of the world model.
-    matrices: its matrices, see `RSSM.matrices`.
+    model_params: parameters of the world model, with kernels in the compute dtype, as those below.
+    matrices: its matrices in the compute dtype, see `RSSM.matrices`.
     policy_params: parameters of the actor-critic.
     slow_critic: parameters of the slow critic.
     member: [B'] int32, the member whose prior each dream samples.
@@ -158,7 +157,10 @@ class _Imagination:
   novel: slice
 
   def begin(self, start: Start) -> tuple[Any, ...]:
-    """The loop's carry at the starts: latent, memory, context, mask, and arrays of a Dream."""
+    """The loop's carry at the starts: latent, features, memory, context, mask, and arrays by name.
+
+    The arrays are those of a Dream but for the ones that `complete` adds, and the contexts of steps, [H, B', C].
+    """
     num_steps, batch = self.model.config.horizon_max, len(start.weight)
     features = start.features
     memory, context = self.actor_critic.context.advance(

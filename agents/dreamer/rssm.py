@@ -381,7 +381,7 @@ class RSSM:
       noise: [B, ...] from `noise`, or None for the mode.
       recalled: [B, R] float32, see `EpisodicMemory.recalled`; None without an episodic memory.
     """
-    matrices = self._cast(self.matrices(params))
+    matrices = self.cast(self.matrices(params))
     latent, action = recurrent = _cleared(recurrent, first)
     embedding = self.embed(params, latent.numbers, latent.slots)
     previous = self._previous(action, embedding, first)
@@ -419,7 +419,7 @@ class RSSM:
     before = recurrent.latent.numbers
     embedding = self.embed(params, before, recurrent.latent.slots)
     previous = jnp.concatenate([recurrent.action.astype(self.dtype), embedding], axis=-1)
-    deterministic = self.sequence_model(params, self._cast(matrices), recurrent, embedding)
+    deterministic = self.sequence_model(params, self.cast(matrices), recurrent, embedding)
     known = jnp.concatenate([deterministic, previous], axis=-1)
     outputs = self._member_outputs('prior', params, known)
     batch = len(recurrent.action)
@@ -522,7 +522,8 @@ class RSSM:
     """A list of z, [..., Z], where there are images; else an empty list."""
     return [latent.stochastic] if self.networks.inferred_size else []
 
-  def _cast(self, matrices: Tree) -> Tree:
+  def cast(self, matrices: Tree) -> Tree:
+    """Casts `matrices` to the compute dtype."""
     return {name: matrix.astype(self.dtype) for name, matrix in matrices.items()}
 
   def _sample(self, belief: Any, noise: jax.Array | None) -> jax.Array:

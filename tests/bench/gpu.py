@@ -14,12 +14,12 @@ from collections.abc import Sequence
 
 import jax
 import scaling
+import tpu
 from jax.experimental import topologies
 
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.learner import bench
-from hephaestus.learner import devices as devices_lib
 
 PRESET = 'gpu'
 # XLA compiles for this device; the numbers are of the data sheet of an H100 with 80 GB.
@@ -93,22 +93,16 @@ def gpu(environment: str, overrides: list[str]) -> list[bench.Figure]:
   config = launch_config.override(
     launch_config.of_preset('dreamer', PRESET, environment), overrides
   )
-  os.environ['XLA_FLAGS'] = '--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false'
   jax.config.update('jax_platforms', 'cpu')
-  parts = parts_lib.make_parts(config)
+  parts_lib.make_parts(config)  # names what is wrong with the environment
+  os.environ['XLA_FLAGS'] = '--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false'
   try:
     devices = topologies.get_topology_desc(
       'h100', platform='cuda', topology='1x1x1', target_config=_H100
     ).devices
   except (jax.errors.JaxRuntimeError, NotImplementedError, RuntimeError) as error:
     raise ValueError(f"needs JAX's CUDA plugin, pip install 'jax[cuda13]' ({error})") from None
-  update = config.record.make_update(config, parts.trained, num_devices=1)
-  state = jax.eval_shape(update.init, jax.eval_shape(lambda: jax.random.key(0)))
-  stack = lambda tree, *lead: jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct((*lead, *x.shape), x.dtype), tree
-  )
-  batch = stack(parts.sequence_schema, 1, config.batch_size)
-  lowered = devices_lib.mapped(update.update, list(devices)).lower(stack(state, 1), batch)
+  lowered = tpu.lower(config, list(devices))
   chunks = config.agent.horizon_max // config.agent.steps_per_chunk
   found = started(lowered.compile().as_text(), (config.agent.horizon_max, chunks, chunks))
   name = f'gpu/{environment}'

@@ -134,7 +134,7 @@ def _first_line(error: Exception) -> str:
   return str(error).strip().split('\n')[0]
 
 
-def _lower(config: launch_config.ExperimentConfig, devices: list[jax.Device]) -> Any:
+def lower(config: launch_config.ExperimentConfig, devices: list[jax.Device]) -> Any:
   """Lowers the update of a run from the shapes of its arguments.
 
   Raises:
@@ -169,7 +169,7 @@ def _figures(
   """
   began = time.perf_counter()
   try:
-    lowered = _lower(config, devices)
+    lowered = lower(config, devices)
   except ValueError as error:
     raise ValueError(f'{name}: {error}') from None
   lower_seconds = time.perf_counter() - began
