@@ -159,7 +159,7 @@ class _Imagination:
   def begin(self, start: Start) -> tuple[Any, ...]:
     """The loop's carry at the starts: latent, features, memory, context, mask, and arrays by name.
 
-    The arrays are those of a Dream but for the ones that `complete` adds, and the contexts of steps, [H, B', C].
+    The arrays are a Dream's, without the ones that `complete` adds, and the contexts of steps, [H, B', C].
     """
     num_steps, batch = self.model.config.horizon_max, len(start.weight)
     features = start.features
