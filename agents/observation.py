@@ -34,7 +34,7 @@ ACTION_MASK = 'action_mask'
 """Key of the action mask in an observation that is a dictionary; True is legal."""
 
 # Thresholds at which a world model treats an observation in another way; measurements are in
-# docs/log/2026-11-one-agent.md. A run prints which of them its environment exceeds.
+# docs/log/agent.md. A run prints which of them its environment exceeds.
 
 SMALLEST_IMAGE = 8
 """Least height and width of an image for a CNN, which halves them to about 4; others are flat."""
@@ -42,7 +42,7 @@ SMALLEST_IMAGE = 8
 MAX_CELLS = 2048
 """Most bytes, or numbers in [0, 1], of a leaf [H, W, C] that are flat numbers: a world model carries them
 exactly. 400 of them take 5.4 updates/s on one core; a CNN in their place takes 1.3. With 1,728 bytes catch
-is solved at 2.2 updates/s: docs/log/2026-11-images.md."""
+is solved at 2.2 updates/s: docs/log/agent.md."""
 
 DISCRETE_LEVELS = 9
 """Number of levels over which numbers in [0, 1] are two-hot encoded: the multiples of 1/8."""
