@@ -54,12 +54,7 @@ class Buffer(NamedTuple):
 
 
 def init(schema: Tree, capacity: int) -> Buffer:
-  """Makes an empty buffer.
-
-  Args:
-    schema: tree of jax.ShapeDtypeStruct of one sequence.
-    capacity: C, the largest number of sequences stored.
-  """
+  """Makes an empty buffer of C = `capacity` slots for sequences of a schema of jax.ShapeDtypeStruct."""
   storage = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), schema)
   return Buffer(storage, jnp.zeros((), jnp.int32))
 
@@ -94,13 +89,7 @@ def sample(buffer: Buffer, key: chex.PRNGKey, sizes: jax.Array) -> Tree:
 
 
 def newest(inserted: int, capacity: int, size: int) -> np.ndarray:
-  """Slots of the newest n sequences, [n] int, the oldest first: n is `size`, or all while there are fewer.
-
-  Args:
-    inserted: number of sequences added so far.
-    capacity: C, number of slots.
-    size: number of sequences wanted.
-  """
+  """Slots of the newest `size` sequences of `inserted`, [n] int, the oldest first; fewer if there are."""
   first = max(0, inserted - min(size, capacity))
   return np.arange(first, inserted) % max(1, capacity)
 

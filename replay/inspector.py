@@ -331,15 +331,9 @@ def _sum(values: list[Any]) -> Any:
 
 
 def summed(shards: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-  """Sums the statistics of each table over all shards.
+  """Sums the statistics of each table, as 'tables' of `Inspector.poll`, over all shards.
 
   Fractions are computed from the sums, and worker times are averaged.
-
-  Args:
-    shards: for each shard, statistics by table, like 'tables' of `Inspector.poll`.
-
-  Returns:
-    Statistics by table, of all shards together.
   """
   names = sorted(set().union(*shards))
   return {name: _total([each[name] for each in shards if name in each]) for name in names}

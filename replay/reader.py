@@ -211,13 +211,8 @@ class Reader:
       if self._closed.wait(0.05):
         return []
       infos = connection.info(1.0)
-    for stratum in self._strata:
-      if stratum.name not in infos:
-        raise ValueError(
-          f'replay: the server at {connection.address} has the tables {sorted(infos)}, '
-          f'and not {stratum.name!r}'
-        )
-      self._columns.check_signature(stratum.name, infos[stratum.name].signature)
+    names = [stratum.name for stratum in self._strata]
+    self._columns.check_tables(connection.address, names, infos)
     # The public client.sample prefetches one sequence only, which is four times slower.
     new_sampler = connection.client._client.NewSampler
     return [new_sampler(stratum.name, _ENDLESS, self._max_in_flight) for stratum in self._strata]
