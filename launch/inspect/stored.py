@@ -218,25 +218,22 @@ def _strata(
     steps_per_sequence: environment steps of a sequence.
   """
   newest = max((int(row.sequence.version) for row in rows if row.sequence is not None), default=0)
-  chunks = {
-    each.name: {row.item.chunks for row in rows if row.table == each.name} for each in strata
+  items = {each.name: [row for row in rows if row.table == each.name] for each in strata}
+  whole = {name: [row for row in each if row.sequence is not None] for name, each in items.items()}
+  ages = {
+    name: [newest - int(row.sequence.version) for row in each] for name, each in whole.items()
   }
-  found = {}
-  for name, ours in chunks.items():
-    count = sum(row.table == name for row in rows)
-    kept = [row for row in rows if row.table == name and row.sequence is not None]
-    versions = np.array([int(row.sequence.version) for row in kept], np.int64)
-    streams = [[row.sequence] for row in kept] if num_envs is None else _streams(kept, num_envs)
+  found = report_lib.strata(
+    {name: len(each) for name, each in items.items()},
+    {name: inspector.quantiles(np.array(each)) for name, each in ages.items()},
+    learner_step=newest,
+    num_steps=steps_per_sequence,
+  )
+  for name, each in whole.items():
+    streams = [[row.sequence] for row in each] if num_envs is None else _streams(each, num_envs)
     returns = [value for stream in streams for value in experience.episode_returns(stream)]
-    shared = set.intersection(*chunks.values()) if len(chunks) > 1 else set()
-    found[name] = report_lib.Stratum(
-      sequences=count,
-      version=inspector.quantiles(versions),
-      age_updates=inspector.quantiles(newest - versions),
-      age_steps=inspector.quantiles(np.arange(count) * steps_per_sequence),
-      episodes=len(returns),
-      episode_return=inspector.quantiles(np.asarray(returns)),
-      shared=len(shared) / len(ours) if ours else None,
+    found[name] = dataclasses.replace(
+      found[name], episodes=len(returns), episode_return=inspector.quantiles(np.array(returns))
     )
   return found
 

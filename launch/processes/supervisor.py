@@ -72,7 +72,7 @@ class Event(NamedTuple):
     name: name of the process.
     pid: process ID since its last start; 0 if it could not be started.
     exit_code: exit code of its last end, negative for a signal; None before.
-    restarts: number of its restarts so far, without the one that `restarting` announces.
+    restarts: number of its restarts so far.
     delay_seconds: time until it is restarted, for `restarting`; else 0.
   """
 
@@ -90,8 +90,7 @@ class Outcome(NamedTuple):
   Attributes:
     exit_code: 0 when finished or interrupted, 1 when a process was given up.
     interrupted: number of the signal that ended the run; 0 for none.
-    failed: name of the process that was given up; None for none.
-    failed_exit_code: its last exit code, negative for a signal; None for none.
+    failed, failed_exit_code: name of the process that was given up, and its last exit code; or None.
     last_lines: last lines of its log, at most `LAST_LINES`, since its last start only.
     restarts: name of each process -> number of its restarts.
   """
@@ -153,9 +152,6 @@ class Interrupts:
 class Restarts:
   """Rules by which a process is restarted, or given up, which ends the run.
 
-  Raises:
-    ValueError: a maximum is below 1.
-
   Attributes:
     backoff_seconds: time before the first restart; doubles with each further failure in a row.
     max_backoff_seconds: longest time before a restart.
@@ -174,11 +170,6 @@ class Restarts:
   max_fast_failures: int = 5
   max_fast_kills: int = 20
   together: Sequence[str] = ()
-
-  def __post_init__(self):
-    for name in ('max_fast_failures', 'max_fast_kills'):
-      if getattr(self, name) < 1:
-        raise ValueError(f'{name} must be at least 1, got {getattr(self, name)}.')
 
   def delay(self, failures: int) -> float:
     """Seconds before the restart after `failures` failures in a row."""
@@ -227,6 +218,17 @@ class Supervisor:
   Ends by SIGKILL, or with one of the `external_exit_codes` of the process, have a maximum of their own,
   because they are rarely its fault. A signal (see `Interrupts`) stops all processes in order; a second
   one kills them. If the supervisor itself is killed, so are its processes and their process groups.
+
+  Args:
+    processes: processes to run, started in this order by `run`; their names differ.
+    is_over: names of finished processes -> whether the run is finished; by default it ends by a signal
+      or a failure only.
+    restarts: when to restart and when to give up.
+    stopping: order and grace periods of stopping.
+    on_event: called with every event, from the thread that runs.
+    on_tick: called about every `TICK_SECONDS`, also while stopping.
+    forks: fork server for the commands that it can run, which saves their imports. Other commands,
+      and all commands if it is gone, run as new programs.
   """
 
   def __init__(
@@ -240,30 +242,8 @@ class Supervisor:
     on_tick: Callable[[], None] = lambda: None,
     forks: fork_server.ForkServer | None = None,
   ):
-    """Initializes the supervisor; nothing starts before `run`.
-
-    Args:
-      processes: processes to run, started in this order.
-      is_over: names of finished processes -> whether the run is finished; by default it ends by a signal
-        or a failure only.
-      restarts: when to restart and when to give up.
-      stopping: order and grace periods of stopping.
-      on_event: called with every event, from the thread that runs.
-      on_tick: called about every `TICK_SECONDS`, also while stopping.
-      forks: fork server for the commands that it can run, which saves their imports. Other commands,
-        and all commands if it is gone, run as new programs.
-
-    Raises:
-      ValueError: names are missing or repeated, or `stopping` does not match them.
-    """
     names = [process.name for process in processes]
-    if not names:
-      raise ValueError('No processes to supervise: give at least one.')
-    if repeated := [name for name, count in collections.Counter(names).items() if count > 1]:
-      raise ValueError(f'Names of processes must differ, but {repeated} are repeated.')
     self._stop_groups = stopping.groups or [(names, 10.0)]
-    if sorted(name for group, _ in self._stop_groups for name in group) != sorted(names):
-      raise ValueError(f'`groups` must name each of {names} once, got {stopping.groups}.')
     self._children = {process.name: _Child(process) for process in processes}
     self._is_over = is_over
     self._restarts = restarts
@@ -336,12 +316,11 @@ class Supervisor:
         child.running = self._fork(process, log) or self._execute(process, log)
       except OSError as error:
         _note(log, f'{error}\n')
-    if child.running is None:
-      child.pid = 0
-      self._on_exit(child, CANNOT_START)
-    else:
-      child.pid = child.running.pid
+    child.pid = child.running.pid if child.running else 0
+    if child.running:
       self._emit('started', child)
+    else:
+      self._on_exit(child, CANNOT_START)
 
   def _fork(self, process: Process, log: BinaryIO) -> fork_server.Forked | None:
     """Runs a command in a fork of the fork server; None where that is impossible."""
@@ -397,8 +376,8 @@ class Supervisor:
     child.restart_at = time.monotonic() + delay_seconds
     self._emit('restarting', child, delay_seconds)
     together = self._restarts.together
-    others = [self._children[name] for name in together if name != child.process.name]
-    others = others if child.process.name in together else []
+    shares = child.process.name in together
+    others = [self._children[name] for name in together if shares and name != child.process.name]
     self._kill(others)
     for other in others:
       other.finished = False
@@ -469,12 +448,7 @@ class Supervisor:
 
   def _emit(self, kind: str, child: _Child, delay_seconds: float = 0.0) -> None:
     event = Event(
-      kind=kind,
-      name=child.process.name,
-      pid=child.pid,
-      exit_code=child.exit_code,
-      restarts=child.restarts,
-      delay_seconds=delay_seconds,
+      kind, child.process.name, child.pid, child.exit_code, child.restarts, delay_seconds
     )
     with contextlib.suppress(OSError):  # a closed terminal is no reason to kill the learner
       self._on_event(event)

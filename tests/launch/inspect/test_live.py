@@ -206,19 +206,6 @@ def test_report_has_units_and_fits_terminal(held, width):
   assert ('sampled ' in shown.splitlines()[0]) == (width == 160)
 
 
-def test_report_omits_unknown_distributions(nodes):
-  nodes.insert(6)
-  report = live.inspect(str(nodes.folder), seconds=0.01)
-  row = report.strata['frontier']
-  assert row.version is None and row.episode_return is None and row.episodes == 0
-  assert {line['distribution of'] for line in terminal.distributions(report.strata)} == {
-    'age, steps'
-  }
-  server = live.inspect(nodes.address, seconds=0.01)
-  assert server.strata['frontier'].age_steps is None and terminal.distributions(server.strata) == []
-  assert server.strata['frontier'].shared == 1.0
-
-
 def quantiles_of(*values):
   return dict(zip(inspector.QUANTILES, values, strict=True))
 

@@ -231,18 +231,6 @@ def test_damaged_block_is_refused():
       contents._decompress(block)
 
 
-def test_ctrl_c_ends_check(run, sequences, monkeypatch, capsys):
-  run.write(sequences)
-  run.save()
-
-  def interrupted(self, table):
-    raise KeyboardInterrupt  # not by a signal, which a shell's background jobs ignore
-
-  monkeypatch.setattr(contents.Contents, 'read', interrupted)
-  assert inspect(run.folder, '--check') == 130
-  assert capsys.readouterr().err == 'stopped\n'
-
-
 def test_samples_show_steps_and_acting_version(run, sequences, capsys):
   run.write(sequences)
   run.save()
