@@ -66,9 +66,9 @@ class Columns:
       for index, (shape, dtype) in enumerate(zip(self.shapes, self.dtypes, strict=True))
       if not shape and dtype.kind == 'i'
     ]
-    leaves = list(zip(self.paths, self.shapes, self.dtypes, strict=True))
-    self.nbytes = sum(math.prod(shape) * dtype.itemsize for _, shape, dtype in leaves)
-    text = '\n'.join(f'{path} {shape} {dtype.name}' for path, shape, dtype in leaves)
+    each = list(zip(self.paths, self.shapes, self.dtypes, strict=True))
+    self.nbytes = sum(math.prod(shape) * dtype.itemsize for _, shape, dtype in each)
+    text = '\n'.join(f'{path} {shape} {dtype.name}' for path, shape, dtype in each)
     self.digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
 
   def flatten(self, values: Any, *, batched: bool) -> list[np.ndarray]:

@@ -167,7 +167,7 @@ class Inspector:
     infos = answered[0].infos
     strata = [name for name in infos if name != tables_lib.PARAMS]
     limited = min(strata, key=lambda name: infos[name].rate_limiter_info.max_diff, default=None)
-    limiters = [server.infos[limited] for server in answered if limited in server.infos]
+    limiters = [server.infos[limited] for server in answered] if limited else []
     configured = None if self._config is None else self._config.replay_ratio
     if configured is None and limited is not None and tables[limited]['sampled']:
       sampled = sum(tables[name]['sampled'] for name in strata)

@@ -68,11 +68,6 @@ class Publisher:
     self._timeout_seconds = timeout_seconds
     self._writers: dict[str, reverb.TrajectoryWriter] = {}
 
-  @property
-  def server_alive(self) -> bool:
-    """Whether at least one server counts as up, see `Connection.alive`."""
-    return any(connection.alive for connection in self._connections)
-
   def publish(self, snapshot: Snapshot) -> bool:
     """Replaces the published snapshot on every shard.
 
@@ -163,11 +158,6 @@ class Subscription:
     self._name = name
     self._numbers: tuple[int, ...] = ()
     self._environment_step = least_step
-
-  @property
-  def server_alive(self) -> bool:
-    """Whether at least one server counts as up, see `Connection.alive`."""
-    return any(shard.connection.alive for shard in self._shards)
 
   @property
   def environment_step(self) -> int:

@@ -73,11 +73,6 @@ class Writer:
     """Number of sequences that the servers have confirmed."""
     return sum(shard.sequences_written for shard in self._shards)
 
-  @property
-  def server_alive(self) -> bool:
-    """Whether at least one server counts as up, see `Connection.alive`."""
-    return any(shard.connection.alive for shard in self._shards)
-
   def write(self, sequences: Any, should_stop: Callable[[], bool]) -> float:
     """Inserts N sequences into every stratum, and waits while no shard is free.
 

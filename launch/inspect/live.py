@@ -163,8 +163,8 @@ class Inspection:
     addresses = self._newest_addresses()
     if self._source is None or addresses != self._addresses:
       self._addresses = addresses
-      config = None if self._config is None else self._config.replay
-      self._source = inspector.Inspector(addresses, config, timeout_seconds=self._timeout_seconds)
+      replay = None if self._config is None else self._config.replay
+      self._source = inspector.Inspector(addresses, replay, timeout_seconds=self._timeout_seconds)
     try:
       return self._thread.submit(self._source.poll).result()
     except ConnectionError as error:

@@ -184,12 +184,10 @@ class Stopping:
   Attributes:
     groups: names of processes, stopped one group after another, and seconds between SIGTERM and SIGKILL
       for each group; None for all processes at once, with 10 s.
-    total_seconds: time for all groups together, after which every process is killed.
     on_signal: called, before anything is stopped, if a signal has asked to stop.
   """
 
   groups: Sequence[tuple[Sequence[str], float]] | None = None
-  total_seconds: float = 30.0
   on_signal: Callable[[], None] = lambda: None
 
 
@@ -247,7 +245,7 @@ class Supervisor:
     self._children = {process.name: _Child(process) for process in processes}
     self._is_over = is_over
     self._restarts = restarts
-    self._stopping = stopping
+    self._on_signal = stopping.on_signal
     self._on_event = on_event
     self._on_tick = on_tick
     self._forks = forks
@@ -268,13 +266,14 @@ class Supervisor:
       stack.callback(self._kill, self._children.values())
       for child in self._children.values():
         self._start(child)
-      while not (self._failed or self._interrupts.count or self._is_finished()):
+      finished = lambda: {name for name, child in self._children.items() if child.finished}
+      while not (self._failed or self._interrupts.count or self._is_over(finished())):
         self._pause()
         self._restart_ended()
       interrupted = self._interrupts.count > 0 and not self._failed
       if interrupted:
         with contextlib.suppress(OSError):  # as in _emit
-          self._stopping.on_signal()
+          self._on_signal()
       self._stop()
     failed = self._failed
     return Outcome(
@@ -300,9 +299,6 @@ class Supervisor:
       os.close(self._guard_pipe)
       guard.wait()
       os.close(guard_end)  # open until now, so that writes to the pipe never raise
-
-  def _is_finished(self) -> bool:
-    return self._is_over({name for name, child in self._children.items() if child.finished})
 
   def _start(self, child: _Child) -> None:
     process = child.process
@@ -385,16 +381,15 @@ class Supervisor:
       other.fast_failures, other.fast_kills = child.fast_failures, child.fast_kills
 
   def _stop(self) -> None:
-    deadline = time.monotonic() + self._stopping.total_seconds
     for names, grace_seconds in self._stop_groups:
       children = [self._children[name] for name in names]
       for child in children:
         if child.running and self._reap_stopped(child):
           os.kill(child.pid, signal.SIGTERM)
           self._emit('stopping', child)
-      group_deadline = min(time.monotonic() + grace_seconds, deadline)
+      deadline = time.monotonic() + grace_seconds
       while alive := [child for child in children if self._reap_stopped(child)]:
-        if self._interrupts.count > 1 or time.monotonic() >= group_deadline:
+        if self._interrupts.count > 1 or time.monotonic() >= deadline:
           self._kill(alive)
           break
         self._pause()

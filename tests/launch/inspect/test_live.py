@@ -218,17 +218,6 @@ def test_server_without_run_is_reported(run, capsys):
   assert 'published 0 times' in printed
 
 
-def test_report_skips_truncated_last_line(nodes):
-  whole = live.inspect(str(nodes.folder), seconds=0.01)
-  for path in (nodes.folder / 'metrics').glob('*.jsonl'):
-    with path.open('a') as file:
-      file.write('{"time": 1795283077.24, "learner_st')
-  report = live.inspect(str(nodes.folder), seconds=0.01)
-  for key in ('learner_starved_fraction', 'actors_throttled_fraction'):
-    assert getattr(report, key) == pytest.approx(getattr(whole, key), abs=0.05)
-  assert report.staleness == whole.staleness
-
-
 def test_error_names_reason_of_unreachable_server(tmp_path, made):
   folder = tmp_path / 'run'
   folder_lib.open_run(folder, made)
@@ -286,14 +275,6 @@ def test_stopped_run_shows_its_newest_checkpoint_and_metrics(stopped, capsys):
   assert warning in ' '.join(shown.split())
   stopped_report = live.Inspection(str(folder), timeout_seconds=1.0).report()
   assert prometheus.exposition(stopped_report) == 'hephaestus_up 0\n'
-
-
-def test_stopped_run_without_checkpoint_of_replay_shows_its_metrics(stopped):
-  folder, _ = stopped
-  shutil.rmtree(folder / 'replay')
-  report = live.Inspection(str(folder), timeout_seconds=1.0).report()
-  assert (report.tables, report.environment_step, report.saved) == ({}, 900, None)
-  assert 'has no checkpoint here' in terminal.numbers(report)['state']
 
 
 def test_watch_names_bad_input(tmp_path, capsys):

@@ -366,7 +366,7 @@ def test_second_interrupt_kills_at_once(make):
       [process],
       is_over={'actor'}.issubset,
       on_event=events.append,
-      stopping=supervisor.Stopping(groups=[(['actor'], 1e4)], total_seconds=1e4),
+      stopping=supervisor.Stopping(groups=[(['actor'], 1e4)]),
     ).run()
   finally:
     ended.set()
