@@ -54,12 +54,9 @@ class Publisher:
     """Sets up the connections; sends no request yet.
 
     Args:
-      address: HOST:PORT of the server, or of each shard.
-      schema: tree of jax.ShapeDtypeStruct of the parameters.
+      address: HOST:PORT of the server, or of each shard; ValueError if there is none.
+      schema: tree of jax.ShapeDtypeStruct of the parameters; ValueError if it cannot be stored.
       timeout_seconds: longest wait for a server to answer, and again for it to confirm a snapshot.
-
-    Raises:
-      ValueError: there is no address, or the schema cannot be stored, see `Columns`.
     """
     self._columns = columns_lib.Columns(schema)
     self._connections = connection_lib.connect(

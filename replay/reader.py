@@ -54,9 +54,6 @@ class Reader:
 
   A server does not check sequences against the signature of its tables. The reader rejects and logs
   a sequence that does not match the schema or is not finite, and reads another in its place.
-
-  Raises:
-    ValueError: there is no address, or the schema cannot be stored, see `Columns`.
   """
 
   def __init__(
@@ -74,9 +71,9 @@ class Reader:
     """Starts reading; the servers may still be starting.
 
     Args:
-      address: HOST:PORT of the server, or of each shard.
+      address: HOST:PORT of the server, or of each shard; ValueError if there is none.
       strata: the strata to sample, with their shares of a batch.
-      schema: tree of jax.ShapeDtypeStruct of one sequence.
+      schema: tree of jax.ShapeDtypeStruct of one sequence; ValueError if it cannot be stored.
       batch_size: number of sequences in a batch, over all devices.
       max_in_flight: sequences prefetched by Reverb, per stratum and shard; they count as sampled.
       prefetch: batches prefetched; they count as sampled. With 0 a batch is begun by `get`, so that

@@ -301,7 +301,7 @@ def changed_settings(
   wanted: dict[str, reverb.reverb_types.TableInfo],
   running: dict[str, reverb.reverb_types.TableInfo],
 ) -> list[tuple[str, str]]:
-  """Finds settings of tables that differ from the wanted ones: Reverb restores those of a checkpoint.
+  """Finds settings of tables that differ from the wanted ones: Reverb restores the settings of a checkpoint.
 
   Returns:
     A pair for each setting that differs: the table's name, and 'SETTING=RUNNING, not WANTED'.

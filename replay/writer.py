@@ -46,13 +46,10 @@ class Writer:
     """Sets up the connections; sends no request yet, so the servers may still be starting.
 
     Args:
-      address: HOST:PORT of the server, or of each shard.
+      address: HOST:PORT of the server, or of each shard; ValueError if there is none.
       strata: all strata of the server.
-      schema: tree of jax.ShapeDtypeStruct of one sequence.
+      schema: tree of jax.ShapeDtypeStruct of one sequence; ValueError if it cannot be stored.
       timeout_seconds: time without an answer after which a server counts as down.
-
-    Raises:
-      ValueError: there is no address, or the schema cannot be stored, see `Columns`.
     """
     self._columns = columns_lib.Columns(schema)
     self._group = max(1, _PENDING_ITEMS // len(strata))

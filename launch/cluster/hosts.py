@@ -102,10 +102,6 @@ class GCloud:
   options: tuple[str, ...] = ()
 
   def __post_init__(self):
-    for field in ('name', 'zone', 'project'):
-      value = getattr(self, field)
-      if value is not None and not re.fullmatch(r'[A-Za-z0-9][A-Za-z0-9._:@-]*', value):
-        raise ValueError(f'{field}={value!r}: is no valid name for gcloud')
     if self.worker is not None and self.workers is not None:
       raise ValueError('worker, workers: give the number of one host, or how many there are')
     for field, least in (('worker', 0), ('workers', 1)):

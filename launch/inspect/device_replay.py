@@ -16,14 +16,11 @@ from hephaestus.replay import buffer as buffer_lib
 def load(
   folder: pathlib.Path, config: launch_config.ExperimentConfig
 ) -> tuple[buffer_lib.Saved, dict[str, int]]:
-  """Loads what `inspect` asks of the newest checkpoint, without the sequences themselves.
+  """Loads the replay in the newest checkpoint, without its sequences; ValueError if none is saved yet.
 
   Returns:
     The replay; and the checkpoint's 'learner_step', number of 'sequences', and how many of these are
     'duplicates' of another.
-
-  Raises:
-    ValueError: nothing has been saved yet.
   """
   fields: dict[str, Any] = dict.fromkeys(experience.Sequence._fields, ())
   fields['version'] = jax.ShapeDtypeStruct((), np.int32)
@@ -48,7 +45,7 @@ def load(
 def sequences(
   folder: pathlib.Path, schema: experience.Sequence
 ) -> tuple[experience.Sequence, np.ndarray]:
-  """Reads all sequences in the newest checkpoint.
+  """Reads all sequences in the newest checkpoint; ValueError if nothing has been saved yet.
 
   Args:
     folder: folder of a fused run with replay.
@@ -57,9 +54,6 @@ def sequences(
   Returns:
     The sequences, [S, ...] host arrays, and [S] their indices from the oldest to the newest. In this
     order, the sequences of one unroll are adjacent, one for each environment in a fixed order.
-
-  Raises:
-    ValueError: nothing has been saved yet.
   """
   stored = _restore(folder, schema).state.replay.buffer
   slots = len(stored.storage.version)

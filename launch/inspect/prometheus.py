@@ -14,14 +14,11 @@ def make_exporter(target: str, port: int) -> http.server.HTTPServer:
   """Makes a web server for Prometheus, in which each GET of /metrics makes a report.
 
   Args:
-    target: a run's folder, or HOST:PORT of a replay server.
-    port: port to listen at on the loopback interface; 0 for a free one.
+    target: see `live.find`.
+    port: port to listen at on the loopback interface; 0 for a free one. ValueError if it is in use.
 
   Returns:
     A server that listens already; `serve_forever` answers the requests.
-
-  Raises:
-    ValueError: the target is not valid, or the port is in use.
   """
   inspection = live.Inspection(target)
 

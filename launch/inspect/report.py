@@ -104,7 +104,7 @@ class Report:
   def to_json(self) -> dict[str, Any]:
     """The report as `--json` prints it: keys stay the same between versions.
 
-    Of a fused run it has fewer: a stratum has 'size' and 'max_size' in sequences, its 'share' of each
+    The report on a fused run has fewer: a stratum has 'size' and 'max_size' in sequences, its 'share' of each
     batch, 'steps' of the environment and 'age' in updates.
     """
     if not self.checkpoint:

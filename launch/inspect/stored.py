@@ -335,14 +335,9 @@ def _cell(value: np.ndarray) -> str:
 
 
 def write_videos(stored: Stored, folder: pathlib.Path) -> list[pathlib.Path]:
-  """Writes a GIF of each sample, FOLDER/TABLE-NUMBER.gif, and returns their paths.
+  """Writes a GIF of each sample, FOLDER/TABLE-NUMBER.gif, by `videos.drawing`; returns their paths.
 
-  `videos.drawing` draws the observations. Replay does not store the environment's state, so a GIF may
-  show less than a rendered episode.
-
-  Args:
-    stored: content of a checkpoint, with samples.
-    folder: where to write the GIFs.
+  Replay does not store the environment's state, so a GIF may show less than a rendered episode.
   """
   made: list[pathlib.Path] = []
   numbers: collections.Counter[str] = collections.Counter()

@@ -133,7 +133,7 @@ for address, seconds in zip(sys.argv[1:], (30.0, 0.2)):
     cwd=ROOT,
     capture_output=True,
     text=True,
-    timeout=60,
+    timeout=polling.PATIENCE,
   )
   assert process.stdout == 'True\nFalse\n', process.stderr
   assert process.returncode == 0, process.stderr
