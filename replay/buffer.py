@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hephaestus.replay import tables
+from hephaestus.replay import inspector, tables
 
 Tree = Any
 
@@ -54,12 +54,7 @@ class Buffer(NamedTuple):
 
 
 def init(schema: Tree, capacity: int) -> Buffer:
-  """Makes an empty buffer.
-
-  Args:
-    schema: tree of jax.ShapeDtypeStruct of one sequence.
-    capacity: C, the largest number of sequences stored.
-  """
+  """Makes an empty buffer of C = `capacity` slots for sequences of a schema of jax.ShapeDtypeStruct."""
   storage = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), schema)
   return Buffer(storage, jnp.zeros((), jnp.int32))
 
@@ -94,13 +89,7 @@ def sample(buffer: Buffer, key: chex.PRNGKey, sizes: jax.Array) -> Tree:
 
 
 def newest(inserted: int, capacity: int, size: int) -> np.ndarray:
-  """Slots of the newest n sequences, [n] int, the oldest first: n is `size`, or all while there are fewer.
-
-  Args:
-    inserted: number of sequences added so far.
-    capacity: C, number of slots.
-    size: number of sequences wanted.
-  """
+  """Slots of the newest `size` sequences of `inserted`, [n] int, the oldest first; fewer if there are."""
   first = max(0, inserted - min(size, capacity))
   return np.arange(first, inserted) % max(1, capacity)
 
@@ -156,6 +145,38 @@ def pad(part: Buffer, capacity: int) -> Buffer:
   """Extends one device's part of `scatter`, storage [n, ...], to a buffer of `capacity` slots."""
   grow = lambda x: jnp.zeros((capacity, *x.shape[1:]), x.dtype).at[: len(x)].set(x)
   return Buffer(jax.tree.map(grow, part.storage), part.inserted)
+
+
+class Saved(NamedTuple):
+  """A replay in device memory as a checkpoint has it, inspected like Reverb's tables: an `inspector.Source`.
+
+  Attributes:
+    config: config of replay.
+    inserted: number of sequences added so far, over all devices.
+    versions: [n] learner step of the parameters that collected each stored sequence, by slot.
+    learner_step: learner step of the checkpoint.
+    batch_size: number of sequences in a batch, over all devices.
+  """
+
+  config: tables.ReplayConfig
+  inserted: int
+  versions: np.ndarray
+  learner_step: int
+  batch_size: int
+
+  def poll(self) -> dict[str, Any]:
+    """As `Inspector.poll`, and 'ages': quantiles of the ages of each stratum in updates, by its name."""
+    counts = tables.batch_counts(self.config.strata, self.batch_size)
+    shown, ages = {}, {}
+    for each in self.config.strata:
+      slots = newest(self.inserted, len(self.versions), each.max_size)
+      ages[each.name] = inspector.quantiles(self.learner_step - self.versions[slots])
+      sampled = self.learner_step * counts[each.name]
+      shown[each.name] = {
+        'size': len(slots), 'max_size': each.max_size,
+        'inserted': self.inserted, 'sampled': sampled, 'share': each.share,
+      }  # fmt: skip
+    return inspector.of_counts([shown], self.config) | {'ages': ages}
 
 
 def batch_sizes(config: tables.ReplayConfig, batch_size: int) -> np.ndarray:

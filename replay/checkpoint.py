@@ -74,10 +74,7 @@ def save(client: reverb.Client, directory: str) -> str:
 def keep(directory: str) -> None:
   """Keeps a newest checkpoint that a client on another machine made the server write.
 
-  To be called periodically; cheap without a new checkpoint.
-
-  Args:
-    directory: the folder given to `checkpointer`.
+  To be called periodically with the folder given to `checkpointer`; cheap without a new checkpoint.
 
   Raises:
     OSError: the server meanwhile replaced the checkpoint by a newer one; the next call keeps that.

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
+  import reverb
   import tensorflow as tf
 
-
-MOST_UPDATES = (
-  1 << 30
-)  # bound of counters of updates, whose dtype is int32, so that ages fit as well
+MOST_UPDATES = 1 << 30  # bound of counters of updates, which are int32, so that ages fit as well
 
 
 class Columns:
@@ -67,14 +66,9 @@ class Columns:
       for index, (shape, dtype) in enumerate(zip(self.shapes, self.dtypes, strict=True))
       if not shape and dtype.kind == 'i'
     ]
-    self.nbytes = sum(
-      int(np.prod(shape)) * dtype.itemsize
-      for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
-    )
-    text = '\n'.join(
-      f'{path} {shape} {dtype.name}'
-      for path, shape, dtype in zip(self.paths, self.shapes, self.dtypes, strict=True)
-    )
+    each = list(zip(self.paths, self.shapes, self.dtypes, strict=True))
+    self.nbytes = sum(math.prod(shape) * dtype.itemsize for _, shape, dtype in each)
+    text = '\n'.join(f'{path} {shape} {dtype.name}' for path, shape, dtype in each)
     self.digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
 
   def flatten(self, values: Any, *, batched: bool) -> list[np.ndarray]:
@@ -158,15 +152,26 @@ class Columns:
       for name, shape, dtype in zip(self.names, self.shapes, self.wire_dtypes, strict=True)
     }
 
+  def check_tables(
+    self,
+    address: str,
+    names: Sequence[str],
+    infos: Mapping[str, reverb.reverb_types.TableInfo],
+  ) -> None:
+    """Checks that a server has tables of this schema; ValueError for a missing or different one."""
+    for name in names:
+      if name not in infos:
+        raise ValueError(
+          f'replay: the server at {address} has the tables {sorted(infos)}, and not {name!r}'
+        )
+      self.check_signature(name, infos[name].signature)
+
   def check_signature(self, table: str, signature: Mapping[str, tf.TensorSpec] | None) -> None:
-    """Checks that a table stores this schema.
+    """Checks that a table stores this schema; ValueError if a column differs.
 
     Args:
       table: name of the table, for the message.
       signature: signature of the table, by name of column; None is accepted.
-
-    Raises:
-      ValueError: a column differs.
     """
     if signature is None:
       return

@@ -28,18 +28,12 @@ def errors() -> tuple[type[Exception], ...]:
 def connect(
   address: str | Sequence[str], name: str, *, timeout_seconds: float = 5.0
 ) -> tuple[Connection, ...]:
-  """Makes a connection to each shard; sends no request yet.
+  """Makes a connection to each shard, in order; sends no request yet.
 
   Args:
-    address: HOST:PORT of the server, or of each shard.
+    address: HOST:PORT of the server, or of each shard; ValueError if there is none.
     name: name of the caller in log lines.
     timeout_seconds: time without an answer after which a server counts as down.
-
-  Returns:
-    One `Connection` for each address, in order.
-
-  Raises:
-    ValueError: there is no address.
   """
   addresses = (address,) if isinstance(address, str) else tuple(address)
   if not addresses:
@@ -69,12 +63,7 @@ def without_proxy(addresses: Iterable[str]) -> dict[str, str]:
 
 
 def answers(address: str, *, timeout_seconds: float) -> bool:
-  """Whether the server at `address`, HOST:PORT, answers in time; the connection is closed afterwards.
-
-  Args:
-    address: HOST:PORT of the server.
-    timeout_seconds: longest wait; rounded to whole seconds, at least 1.
-  """
+  """Whether the server at `address`, HOST:PORT, answers in time (whole seconds); closes the connection."""
   import reverb
 
   try:

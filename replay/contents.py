@@ -49,13 +49,7 @@ class Item(NamedTuple):
 
 
 class Fault(NamedTuple):
-  """An inconsistency between strata.
-
-  Attributes:
-    table: name of the table that has it.
-    key: key of the item; None if the fault is of the table as a whole.
-    text: description of the fault.
-  """
+  """An inconsistency between strata: of a table, and of one item or (None) of the table as a whole."""
 
   table: str
   key: int | None
@@ -76,21 +70,19 @@ def counts(directory: str) -> tuple[float, dict[str, dict[str, int]]] | None:
   for folder in checkpoint.complete(directory):
     try:
       saved = os.path.getmtime(os.path.join(folder, 'DONE'))
-      return saved, {table.table_name: _counts(table) for table in _tables(folder)}
+      return saved, {
+        table.table_name: {
+          'size': table.rate_limiter.insert_count - table.rate_limiter.delete_count,
+          'max_size': table.max_size,
+          'inserted': table.rate_limiter.insert_count,
+          'sampled': table.rate_limiter.sample_count,
+          'unique_sampled': table.num_unique_samples,
+        }
+        for table in _tables(folder)
+      }
     except (OSError, tf.errors.OpError):  # broken, or replaced by a newer one meanwhile
       continue
   return None
-
-
-def _counts(table: checkpoint_pb2.PriorityTableCheckpoint) -> dict[str, int]:
-  limiter = table.rate_limiter
-  return {
-    'size': limiter.insert_count - limiter.delete_count,
-    'max_size': table.max_size,
-    'inserted': limiter.insert_count,
-    'sampled': limiter.sample_count,
-    'unique_sampled': table.num_unique_samples,
-  }
 
 
 class Contents:
@@ -150,22 +142,10 @@ class Contents:
       )
 
   def read(self, table: str) -> Iterator[tuple[Item, list[np.ndarray]]]:
-    """Yields each item of a table, the oldest first, with its arrays.
-
-    Args:
-      table: name of the table.
-
-    Yields:
-      The item, and the columns of its sequence, [1, ...] each.
-    """
+    """Yields each item of a table, the oldest first, with the columns of its sequence, [1, ...] each."""
     for item in self.items[table]:
-      yield (
-        item,
-        [
-          np.concatenate([self._steps(piece) for piece in column.chunk_slices])
-          for column in self._columns[item.key]
-        ],
-      )
+      columns = self._columns[item.key]
+      yield item, [np.concatenate(list(map(self._steps, each.chunk_slices))) for each in columns]
 
   def _steps(self, piece: schema_pb2.FlatTrajectory.ChunkSlice) -> np.ndarray:
     """[length, ...] the steps of a column in one of its chunks."""
@@ -179,11 +159,7 @@ class Contents:
 
 
 def digest(columns: list[np.ndarray]) -> bytes:
-  """Hash of a sequence's content, 16 bytes; equal for equal sequences.
-
-  Args:
-    columns: the arrays of one sequence, [1, ...] each: a batch of one.
-  """
+  """Hash of the columns of a sequence, [1, ...] each: 16 bytes, equal for equal sequences."""
   hashed = hashlib.blake2b(digest_size=16)
   for column in columns:
     hashed.update(np.ascontiguousarray(column).view(np.uint8).data)

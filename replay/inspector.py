@@ -10,7 +10,7 @@ import math
 import socket
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import psutil
@@ -29,50 +29,65 @@ are blocked until sequences are inserted; and three in which the thread works.""
 
 QUANTILES = {'lowest': 0.0, 'low': 0.05, 'median': 0.5, 'high': 0.95, 'highest': 1.0}
 """Levels of the quantiles that describe a distribution, by name."""
-_MOST_POOLED = 1000  # distributions; of more, as many at even distances are pooled
 
 
-class _Poll(NamedTuple):
-  """One answer of a server.
+class Source(Protocol):
+  """How a replay samples, as it is inspected: what it holds, and how often that was sampled.
 
-  Attributes:
-    seconds: time of the answer, monotonic.
-    infos: Reverb's `TableInfo` of each table, by name.
+  `Inspector` asks the servers of Reverb's tables, `buffer.Saved` a replay in device memory.
   """
 
-  seconds: float
-  infos: connection_lib.TableInfos
+  def poll(self) -> dict[str, Any]:
+    """Returns the statistics of now, see `Inspector.poll`; ConnectionError if nothing answers."""
+    ...
 
 
 class _Server:
-  """One server and its last two answers.
+  """One server and its last two answers, between which rates are computed.
 
   Attributes:
     connection: the connection to the server.
-    now: the newest answer; None if it never answered.
-    before: the answer before, from which rates are computed; None after a restart of the server.
+    infos, seconds: the newest answer and its time, monotonic; {} before the first.
+    before, elapsed: the answer before it, and the time between both; None after a restart, too.
   """
 
   def __init__(self, connection: connection_lib.Connection):
     self.connection = connection
-    self.now: _Poll | None = None
-    self.before: _Poll | None = None
+    self.infos: connection_lib.TableInfos = {}
+    self.seconds = 0.0
+    self.before: connection_lib.TableInfos | None = None
+    self.elapsed: float | None = None
     self._process: psutil.Process | None = None
 
   def update(self, infos: connection_lib.TableInfos) -> None:
     """Stores an answer."""
-    self.before, self.now = self.now, _Poll(time.monotonic(), infos)
-    if self.before is not None and not _is_same_server(self.before.infos, infos):
-      self.before = None
+    now, is_same = time.monotonic(), bool(self.infos) and _is_same_server(self.infos, infos)
+    self.before, self.elapsed = (self.infos, now - self.seconds) if is_same else (None, None)
+    self.infos, self.seconds = infos, now
 
   @property
   def tables(self) -> dict[str, dict[str, Any]]:
     """Statistics by table in the newest answer, as 'tables' of `Inspector.poll`; {} without one."""
-    if self.now is None:
-      return {}
-    return {
-      name: _table_statistics(info, self.now, self.before) for name, info in self.now.infos.items()
-    }
+    return {name: self._statistics(info) for name, info in self.infos.items()}
+
+  def _statistics(self, info: reverb.reverb_types.TableInfo) -> dict[str, Any]:
+    worked = _worker_milliseconds(info)
+    rates: list[float | None] = [None, None]
+    if self.before is not None and self.elapsed is not None:
+      old = self.before[info.name]
+      rates = [(count(info) - count(old)) / self.elapsed for count in (_inserted, _sampled)]
+      worked = {state: worked[state] - ms for state, ms in _worker_milliseconds(old).items()}
+    return entry(
+      info.current_size,
+      info.max_size,
+      inserted=_inserted(info),
+      sampled=_sampled(info),
+      unique_sampled=info.num_unique_samples,
+      bytes=_nbytes(info),
+      inserts_per_second=rates[0],
+      samples_per_second=rates[1],
+      worker_time={state: ms / max(1, sum(worked.values())) for state, ms in worked.items()},
+    )
 
   @property
   def nbytes(self) -> int | None:
@@ -84,28 +99,6 @@ class _Server:
     except psutil.Error:  # it ended, or belongs to another user
       self._process = None
       return None
-
-  def report(self, *, alive: bool) -> dict[str, Any]:
-    """This server's address and newest tables, an entry of 'shards' of `Inspector.poll`.
-
-    Args:
-      alive: whether the server answered the last poll.
-    """
-    return {'address': self.connection.address, 'alive': alive, 'tables': self.tables}
-
-
-class _Strata(NamedTuple):
-  """The strata of all servers that answered.
-
-  Attributes:
-    polls: newest answer of each server, and the answer before.
-    names: names of the strata, in the order of the first server.
-    limited: name of the stratum whose rate limiter enforces the replay ratio; None without strata.
-  """
-
-  polls: list[tuple[_Poll, _Poll | None]]
-  names: list[str]
-  limited: str | None
 
 
 class Inspector:
@@ -169,31 +162,43 @@ class Inspector:
     Raises:
       ConnectionError: no server answered in time.
     """
-    answered = self._poll_servers()
+    answered = self._ask_servers()
     tables = summed([server.tables for server in answered])
-    polls = [(server.now, server.before) for server in answered if server.now is not None]
-    infos = polls[0][0].infos
-    strata = [name for name in infos if name in tables and name != tables_lib.PARAMS]
+    infos = answered[0].infos
+    strata = [name for name in infos if name != tables_lib.PARAMS]
     limited = min(strata, key=lambda name: infos[name].rate_limiter_info.max_diff, default=None)
-    limiters = [
-      _limiter(now.infos[limited]) for now, _ in polls if limited and limited in now.infos
-    ]
+    limiters = [server.infos[limited] for server in answered] if limited else []
+    configured = None if self._config is None else self._config.replay_ratio
+    if configured is None and limited is not None and tables[limited]['sampled']:
+      sampled = sum(tables[name]['sampled'] for name in strata)
+      samples_per_insert = limiters[0].rate_limiter_info.samples_per_insert
+      configured = samples_per_insert * sampled / tables[limited]['sampled']
     return {
       'tables': tables,
-      'replay_ratio': self._ratio(_Strata(polls, strata, limited)),
-      'limiter': _agreed(limiters),
+      'replay_ratio': _ratio(
+        tables,
+        limited,
+        configured=configured,
+        warm_up=sum(info.rate_limiter_info.min_size_to_sample for info in limiters),
+      ),
+      'limiter': _agreed(list(map(_limiter, limiters))),
       'memory': {
         # Strata share their sequences, and the largest stratum holds the sequences of all others.
-        'sequences': _max([tables[name]['bytes'] for name in strata]),
+        'sequences': max(_known([tables[name]['bytes'] for name in strata]), default=None),
         'server': _sum([server.nbytes for server in answered]),
       },
-      'shards': [server.report(alive=server in answered) for server in self._servers],
-      'seconds': _max(
-        [None if before is None else now.seconds - before.seconds for now, before in polls]
-      ),
+      'shards': [
+        {
+          'address': server.connection.address,
+          'alive': server in answered,
+          'tables': server.tables,
+        }
+        for server in self._servers
+      ],
+      'seconds': max(_known([server.elapsed for server in answered]), default=None),
     }
 
-  def _poll_servers(self) -> list[_Server]:
+  def _ask_servers(self) -> list[_Server]:
     """Asks all servers; returns those that answered, or raises ConnectionError."""
     answered = []
     for server in self._servers:
@@ -210,30 +215,71 @@ class Inspector:
       )
     return answered
 
-  def _ratio(self, strata: _Strata) -> dict[str, float | None]:
-    polls, limited = strata.polls, strata.limited
-    if limited is None:
-      return {'configured': None, 'achieved': 0.0, 'recent': None}
-    samples = lambda poll: sum(_sampled(poll.infos[name]) for name in strata.names)
-    inserts = lambda poll: _inserted(poll.infos[limited])
-    sampled = sum(samples(now) for now, _ in polls)
-    from_limited = sum(_sampled(now.infos[limited]) for now, _ in polls)
-    limiters = [now.infos[limited].rate_limiter_info for now, _ in polls]
-    configured: float | None = None
-    if self._config is not None:
-      configured = self._config.replay_ratio
-    elif from_limited:
-      configured = limiters[0].samples_per_insert * sampled / from_limited
-    pairs = [(now, before) for now, before in polls if before is not None]
-    inserted_since = sum(inserts(now) - inserts(before) for now, before in pairs)
-    sampled_since = sum(samples(now) - samples(before) for now, before in pairs)
-    warm_up = sum(limiter.min_size_to_sample for limiter in limiters)
-    after_warm_up = max(1, sum(inserts(now) for now, _ in polls) - warm_up)
-    return {
-      'configured': configured,
-      'achieved': sampled / after_warm_up,
-      'recent': sampled_since / inserted_since if inserted_since else None,
-    }
+
+def of_counts(
+  shards: Sequence[dict[str, dict[str, Any]]], config: tables_lib.ReplayConfig
+) -> dict[str, Any]:
+  """The result of `Inspector.poll` for a replay of which only counts are known, from a checkpoint.
+
+  Args:
+    shards: for each shard, the arguments of `entry` by table; {} if unknown.
+    config: replay's config.
+
+  Returns:
+    As `Inspector.poll`; rates, the limiter's state and memory are None.
+  """
+  each = [{name: entry(**counts) for name, counts in shard.items()} for shard in shards]
+  tables = summed([shard for shard in each if shard])
+  limited = config.limiting_stratum.name
+  return {
+    'tables': tables,
+    'replay_ratio': _ratio(
+      tables,
+      limited if tables else None,
+      configured=config.replay_ratio,
+      warm_up=config.warm_up,
+    ),
+    'limiter': None,
+    'memory': {'sequences': None, 'server': None},
+    'shards': [{'address': '-', 'alive': False, 'tables': shard} for shard in each],
+    'seconds': None,
+  }
+
+
+def entry(size: int, max_size: int, inserted: int, sampled: int, **known: Any) -> dict[str, Any]:
+  """An entry of 'tables' of `Inspector.poll`; what is not `known` is None."""
+  unique = known.get('unique_sampled')
+  return {
+    **dict.fromkeys(('bytes', 'inserts_per_second', 'samples_per_second')),
+    'size': size,
+    'max_size': max_size,
+    'inserted': inserted,
+    'sampled': sampled,
+    'fill': size / max_size,
+    'unique_share': unique / inserted if inserted and unique is not None else None,
+    'worker_time': dict.fromkeys(WORKER_STATES, 0.0),
+    **known,
+  }
+
+
+def _ratio(
+  tables: dict[str, dict[str, Any]],
+  limited: str | None,
+  *,
+  configured: float | None,
+  warm_up: int,
+) -> dict[str, float | None]:
+  """Entry 'replay_ratio' of `Inspector.poll`, from the tables of all shards together."""
+  if limited is None:
+    return {'configured': configured, 'achieved': 0.0, 'recent': None}
+  strata = [row for name, row in tables.items() if name != tables_lib.PARAMS]
+  inserts = tables[limited]['inserts_per_second']
+  return {
+    'configured': configured,
+    'achieved': sum(row['sampled'] for row in strata)
+    / max(1, tables[limited]['inserted'] - warm_up),
+    'recent': sum(row['samples_per_second'] for row in strata) / inserts if inserts else None,
+  }
 
 
 def quantiles(values: np.ndarray) -> dict[str, float] | None:
@@ -261,8 +307,8 @@ def pooled(each: np.ndarray, counts: np.ndarray) -> dict[str, float] | None:
   if not len(each):
     return None
   lowest, highest = float(each[:, 0].min()), float(each[:, -1].max())
-  if len(each) > _MOST_POOLED:
-    some = np.linspace(0, len(each) - 1, _MOST_POOLED).astype(int)
+  if len(each) > 1000:  # then as many at even distances
+    some = np.linspace(0, len(each) - 1, 1000).astype(int)
     each, counts = each[some], counts[some]
   levels = list(QUANTILES.values())
   edges = [0.0, *((low + high) / 2 for low, high in itertools.pairwise(levels)), 1.0]
@@ -274,27 +320,20 @@ def pooled(each: np.ndarray, counts: np.ndarray) -> dict[str, float] | None:
   return dict(zip(QUANTILES, [lowest, *found[1:-1], highest], strict=True))
 
 
+def _known(values: list[Any]) -> list[Any]:
+  return [value for value in values if value is not None]
+
+
 def _sum(values: list[Any]) -> Any:
   """Sum of the values that are not None; None without any."""
-  known = [value for value in values if value is not None]
+  known = _known(values)
   return sum(known) if known else None
 
 
-def _max(values: list[Any]) -> Any:
-  """Maximum of the values that are not None; None without any."""
-  return max((value for value in values if value is not None), default=None)
-
-
 def summed(shards: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-  """Sums the statistics of each table over all shards.
+  """Sums the statistics of each table, as 'tables' of `Inspector.poll`, over all shards.
 
   Fractions are computed from the sums, and worker times are averaged.
-
-  Args:
-    shards: for each shard, statistics by table, like 'tables' of `Inspector.poll`.
-
-  Returns:
-    Statistics by table, of all shards together.
   """
   names = sorted(set().union(*shards))
   return {name: _total([each[name] for each in shards if name in each]) for name in names}
@@ -344,32 +383,6 @@ def _is_same_server(before: connection_lib.TableInfos, now: connection_lib.Table
 
 def _worker_milliseconds(info: reverb.reverb_types.TableInfo) -> dict[str, int]:
   return {state: getattr(info.table_worker_time, f'{state}_ms') for state in WORKER_STATES}
-
-
-def _table_statistics(
-  info: reverb.reverb_types.TableInfo, now: _Poll, before: _Poll | None
-) -> dict[str, Any]:
-  """Entry of one table in the result of `Inspector.poll`."""
-  worked = _worker_milliseconds(info)
-  inserts_per_second = samples_per_second = None
-  if before is not None:
-    old, elapsed = before.infos[info.name], now.seconds - before.seconds
-    inserts_per_second = (_inserted(info) - _inserted(old)) / elapsed
-    samples_per_second = (_sampled(info) - _sampled(old)) / elapsed
-    worked = {state: worked[state] - ms for state, ms in _worker_milliseconds(old).items()}
-  return {
-    'size': info.current_size,
-    'max_size': info.max_size,
-    'inserted': _inserted(info),
-    'sampled': _sampled(info),
-    'unique_sampled': info.num_unique_samples,
-    'fill': info.current_size / info.max_size,
-    'unique_share': info.num_unique_samples / _inserted(info) if _inserted(info) else None,
-    'bytes': _nbytes(info),
-    'inserts_per_second': inserts_per_second,
-    'samples_per_second': samples_per_second,
-    'worker_time': {state: ms / max(1, sum(worked.values())) for state, ms in worked.items()},
-  }
 
 
 def _nbytes(info: reverb.reverb_types.TableInfo) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Sequence
@@ -22,9 +23,8 @@ _NUMBERS = '-numbers'
 _DIGEST = '-schema'
 _HEADERS = 2
 _NEWS_SECONDS = 5.0  # without a new snapshot, before the next shard is polled
-MOST_STEPS = (
-  1 << 40
-)  # bound of environment steps, 10^12: a forged count would stay, as it never decreases
+# Bound of environment steps, 10^12: a forged count would stay, as it never decreases.
+MOST_STEPS = 1 << 40
 
 
 class Snapshot(NamedTuple):
@@ -54,12 +54,9 @@ class Publisher:
     """Sets up the connections; sends no request yet.
 
     Args:
-      address: HOST:PORT of the server, or of each shard.
-      schema: tree of jax.ShapeDtypeStruct of the parameters.
+      address: HOST:PORT of the server, or of each shard; ValueError if there is none.
+      schema: tree of jax.ShapeDtypeStruct of the parameters; ValueError if it cannot be stored.
       timeout_seconds: longest wait for a server to answer, and again for it to confirm a snapshot.
-
-    Raises:
-      ValueError: there is no address, or the schema cannot be stored, see `Columns`.
     """
     self._columns = columns_lib.Columns(schema)
     self._connections = connection_lib.connect(
@@ -67,11 +64,6 @@ class Publisher:
     )
     self._timeout_seconds = timeout_seconds
     self._writers: dict[str, reverb.TrajectoryWriter] = {}
-
-  @property
-  def server_alive(self) -> bool:
-    """Whether at least one server counts as up, see `Connection.alive`."""
-    return any(connection.alive for connection in self._connections)
 
   def publish(self, snapshot: Snapshot) -> bool:
     """Replaces the published snapshot on every shard.
@@ -150,13 +142,10 @@ class Subscription:
 
     Args:
       address: HOST:PORT of the server, or of each shard.
-      schema: tree of jax.ShapeDtypeStruct of the parameters.
+      schema: tree of jax.ShapeDtypeStruct of the parameters; ValueError if it cannot be stored.
       name: name of the caller in log lines.
       least_step: number of environment steps that this run has surely collected already; the first
         value of `environment_step`.
-
-    Raises:
-      ValueError: there is no address, or the schema cannot be stored, see `Columns`.
     """
     self._columns = columns_lib.Columns(schema)
     self._shards = [_Shard(connection) for connection in connection_lib.connect(address, name)]
@@ -166,11 +155,6 @@ class Subscription:
     self._name = name
     self._numbers: tuple[int, ...] = ()
     self._environment_step = least_step
-
-  @property
-  def server_alive(self) -> bool:
-    """Whether at least one server counts as up, see `Connection.alive`."""
-    return any(shard.connection.alive for shard in self._shards)
 
   @property
   def environment_step(self) -> int:
@@ -192,8 +176,7 @@ class Subscription:
       The snapshot; None if the server does not answer, or has no snapshot that is new and valid.
     """
     shard = self._shards[self._current]
-    infos = shard.connection.info(timeout_seconds)
-    info = (infos or {}).get(tables.PARAMS)
+    info = (shard.connection.info(timeout_seconds) or {}).get(tables.PARAMS)
     if info is None or not info.current_size:
       self._next_shard()
       return None
@@ -264,19 +247,13 @@ def fault(columns: columns_lib.Columns, arrays: list[np.ndarray]) -> str:
   return columns.mismatch(params) or columns.out_of_range(params).get(0, '')
 
 
+@dataclasses.dataclass
 class _Shard:
-  """The table `params` of one server.
+  """The table `params` of one server: inserts ever when it was last fetched, and a pending fetch."""
 
-  Attributes:
-    connection: the connection to the server.
-    inserted: number of snapshots ever inserted when the last one was fetched.
-    fetch: the pending fetch; None without one.
-  """
-
-  def __init__(self, connection: connection_lib.Connection):
-    self.connection = connection
-    self.inserted = 0
-    self.fetch: _Fetch | None = None
+  connection: connection_lib.Connection
+  inserted: int = 0
+  fetch: _Fetch | None = None
 
 
 class _Fetch:

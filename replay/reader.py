@@ -8,7 +8,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,7 +43,7 @@ class _Draft(NamedTuple):
 
 
 class Reader:
-  """Iterator over batches of sequences, mixed exactly by the strata's shares. Thread-safe.
+  """Gives batches of sequences, mixed exactly by the strata's shares. Thread-safe.
 
   A background thread for each shard fills places, indices of sequences in a batch. Another thread
   polls the servers: if one crashes, Reverb's samplers do not raise, but wait for its restart.
@@ -54,9 +54,6 @@ class Reader:
 
   A server does not check sequences against the signature of its tables. The reader rejects and logs
   a sequence that does not match the schema or is not finite, and reads another in its place.
-
-  Raises:
-    ValueError: there is no address, or the schema cannot be stored, see `Columns`.
   """
 
   def __init__(
@@ -74,9 +71,9 @@ class Reader:
     """Starts reading; the servers may still be starting.
 
     Args:
-      address: HOST:PORT of the server, or of each shard.
+      address: HOST:PORT of the server, or of each shard; ValueError if there is none.
       strata: the strata to sample, with their shares of a batch.
-      schema: tree of jax.ShapeDtypeStruct of one sequence.
+      schema: tree of jax.ShapeDtypeStruct of one sequence; ValueError if it cannot be stored.
       batch_size: number of sequences in a batch, over all devices.
       max_in_flight: sequences prefetched by Reverb, per stratum and shard; they count as sampled.
       prefetch: batches prefetched; they count as sampled. With 0 a batch is begun by `get`, so that
@@ -102,7 +99,6 @@ class Reader:
     self._failure: Exception | None = None
     self._sampling_since = [0.0] * count
     self._closed = threading.Event()
-    self._starved_seconds = 0.0
     self._rejected = 0
     self._rejected_logged = -math.inf
     # Daemons: a sampler without data or server waits for ever, and cannot be interrupted.
@@ -120,19 +116,9 @@ class Reader:
     atexit.register(self.close)  # a thread inside Reverb must not outlive the interpreter
 
   @property
-  def starved_seconds(self) -> float:
-    """Seconds that `get` and `next` have waited so far."""
-    return self._starved_seconds
-
-  @property
   def rejected(self) -> int:
     """Number of sequences rejected so far: they did not match the schema, or were not finite."""
     return self._rejected
-
-  @property
-  def server_alive(self) -> bool:
-    """Whether at least one server counts as up, see `Connection.alive`."""
-    return any(connection.alive for connection in self._connections)
 
   def get(self, timeout_seconds: float) -> Any | None:
     """Waits for the next batch.
@@ -148,7 +134,6 @@ class Reader:
       ValueError: a server stores another schema, or lacks a stratum.
       Exception: any other error of a background thread, such as one that `keep` raised.
     """
-    start = time.monotonic()
     batch = None
     with self._changed:
       if not self._asked:
@@ -159,20 +144,9 @@ class Reader:
         batch = self._batches.popleft()
         self._asked = False
         self._changed.notify_all()
-    self._starved_seconds += time.monotonic() - start
     if self._failure is not None:  # although other shards may still give batches
       raise self._failure
     return None if batch is None else self._columns.unflatten(batch)
-
-  def __iter__(self) -> Iterator[Any]:
-    return self
-
-  def __next__(self) -> Any:
-    while not self._closed.is_set():
-      batch = self.get(timeout_seconds=0.5)
-      if batch is not None:
-        return batch
-    raise StopIteration
 
   def close(self) -> None:
     """Stops reading. A thread that waits inside Reverb is abandoned, and blocks no exit."""
@@ -211,13 +185,8 @@ class Reader:
       if self._closed.wait(0.05):
         return []
       infos = connection.info(1.0)
-    for stratum in self._strata:
-      if stratum.name not in infos:
-        raise ValueError(
-          f'replay: the server at {connection.address} has the tables {sorted(infos)}, '
-          f'and not {stratum.name!r}'
-        )
-      self._columns.check_signature(stratum.name, infos[stratum.name].signature)
+    names = [stratum.name for stratum in self._strata]
+    self._columns.check_tables(connection.address, names, infos)
     # The public client.sample prefetches one sequence only, which is four times slower.
     new_sampler = connection.client._client.NewSampler
     return [new_sampler(stratum.name, _ENDLESS, self._max_in_flight) for stratum in self._strata]

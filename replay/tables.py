@@ -175,13 +175,9 @@ def batch_strata(strata: tuple[Stratum, ...], batch_size: int) -> list[int]:
 
 
 def nbytes(config: ReplayConfig, schema: Any) -> int:
-  """Bytes of all sequences of full strata, uncompressed and without Reverb's overhead.
+  """Bytes of all sequences (of a schema) of full strata, uncompressed and without Reverb's overhead.
 
   Strata share their sequences: the largest stratum contains the sequences of all others.
-
-  Args:
-    config: the config of replay.
-    schema: tree of jax.ShapeDtypeStruct of one sequence.
   """
   return columns_lib.Columns(schema).nbytes * max(stratum.max_size for stratum in config.strata)
 
@@ -307,28 +303,22 @@ def changed_settings(
 ) -> list[tuple[str, str]]:
   """Finds settings of tables that differ from the wanted ones: Reverb restores the settings of a checkpoint.
 
-  Args:
-    wanted: the tables as configured, by name.
-    running: the same tables as the server reports them.
-
   Returns:
     A pair for each setting that differs: the table's name, and 'SETTING=RUNNING, not WANTED'.
   """
-  changes = []
-  for name, info in wanted.items():
-    pairs = [('max_size', info.max_size, running[name].max_size)]
-    for setting in ('samples_per_insert', 'min_size_to_sample', 'min_diff', 'max_diff'):
-      pairs.append(
-        (
-          setting,
-          getattr(info.rate_limiter_info, setting),
-          getattr(running[name].rate_limiter_info, setting),
-        )
-      )
-    changes += [
-      (name, f'{setting}={now:g}, not {asked:g}') for setting, asked, now in pairs if asked != now
-    ]
-  return changes
+  limits = ('samples_per_insert', 'min_size_to_sample', 'min_diff', 'max_diff')
+  settings = lambda info: {
+    'max_size': info.max_size,
+    **{name: getattr(info.rate_limiter_info, name) for name in limits},
+  }
+  return [
+    (table, f'{name}={now:g}, not {asked:g}')
+    for table, info in wanted.items()
+    for (name, asked), now in zip(
+      settings(info).items(), settings(running[table]).values(), strict=True
+    )
+    if asked != now
+  ]
 
 
 def _refuse(field: str, value: Any, remedy: str) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from absl import logging
 
 from hephaestus.replay import columns as columns_lib
 from hephaestus.replay import connection as connection_lib
@@ -33,9 +32,7 @@ class Writer:
   is down, or whose rate limiter blocks inserts, is skipped while another is free.
 
   A restart of a server stores no sequence twice: unconfirmed sequences are not sent to another
-  shard, and Reverb sends them again with the same keys. An error of Reverb's own writer, which a
-  restart does not cause, is different. Then the unconfirmed group is sent once more with new keys,
-  although the server may already have stored it. A second error of the same group is raised.
+  shard, and Reverb sends them again with the same keys.
   """
 
   def __init__(
@@ -49,13 +46,10 @@ class Writer:
     """Sets up the connections; sends no request yet, so the servers may still be starting.
 
     Args:
-      address: HOST:PORT of the server, or of each shard.
+      address: HOST:PORT of the server, or of each shard; ValueError if there is none.
       strata: all strata of the server.
-      schema: tree of jax.ShapeDtypeStruct of one sequence.
+      schema: tree of jax.ShapeDtypeStruct of one sequence; ValueError if it cannot be stored.
       timeout_seconds: time without an answer after which a server counts as down.
-
-    Raises:
-      ValueError: there is no address, or the schema cannot be stored, see `Columns`.
     """
     self._columns = columns_lib.Columns(schema)
     self._group = max(1, _PENDING_ITEMS // len(strata))
@@ -76,11 +70,6 @@ class Writer:
     """Number of sequences that the servers have confirmed."""
     return sum(shard.sequences_written for shard in self._shards)
 
-  @property
-  def server_alive(self) -> bool:
-    """Whether at least one server counts as up, see `Connection.alive`."""
-    return any(shard.connection.alive for shard in self._shards)
-
   def write(self, sequences: Any, should_stop: Callable[[], bool]) -> float:
     """Inserts N sequences into every stratum, and waits while no shard is free.
 
@@ -99,7 +88,7 @@ class Writer:
     Raises:
       ValueError: the sequences do not match the schema, or a server stores another schema or lacks a
         stratum.
-      RuntimeError: Reverb's own writer failed twice for the same group of sequences.
+      RuntimeError: Reverb's own writer failed, which a restart of a server does not cause.
     """
     arrays = self._columns.flatten(sequences, batched=True)
     throttled_before = self.throttled_seconds
@@ -153,8 +142,7 @@ class _Shard:
   Attributes:
     connection: the connection to the server.
     is_blocked: whether its rate limiter blocks the unconfirmed sequences.
-    throttled_seconds: seconds in which its rate limiter blocked inserts so far.
-    sequences_written: number of sequences confirmed so far.
+    throttled_seconds, sequences_written: as of `Writer`, for this server.
   """
 
   def __init__(
@@ -172,7 +160,6 @@ class _Shard:
     self._writer: reverb.TrajectoryWriter | None = None
     self._unconfirmed: list[dict[str, np.ndarray]] = []
     self._sent = False
-    self._sent_again = False
     self._is_unreachable = False
 
   @property
@@ -184,7 +171,7 @@ class _Shard:
     """Sends sequences, each a dict of arrays by column; only once all sent before are confirmed."""
     assert not self._unconfirmed
     self._unconfirmed = steps
-    self._sent = self._sent_again = False
+    self._sent = False
     self._push()
 
   def close(self) -> None:
@@ -205,8 +192,7 @@ class _Shard:
       self._writer = self.connection.client.trajectory_writer(1, validate_items=False)
     if not self._unconfirmed:
       return True
-    if not self._push():
-      return False
+    self._push()
     import reverb  # here, as in `connection`
 
     start = time.monotonic()
@@ -219,9 +205,6 @@ class _Shard:
         self.throttled_seconds += waited
         self.is_blocked = True
       return False
-    except RuntimeError as error:
-      self._retry(error)
-      return False
     waited = time.monotonic() - start
     size = len(self._unconfirmed) * self._columns.nbytes
     if not self.connection.alive:
@@ -233,43 +216,21 @@ class _Shard:
     self.is_blocked = False
     return True
 
-  def _push(self) -> bool:
-    """Sends sequences not yet sent; False after an error of Reverb's writer."""
-    assert self._writer is not None
-    if self._sent:
-      return True
-    try:
-      for step in self._unconfirmed:
-        self._writer.append(step)
-        trajectory = {name: column[-1:] for name, column in self._writer.history.items()}
-        for name in self._names:
-          self._writer.create_item(name, 1.0, trajectory)
-    except RuntimeError as error:
-      self._retry(error)
-      return False
+  def _push(self) -> None:
+    """Sends sequences not yet sent."""
+    if self._writer is None or self._sent:
+      return
+    for step in self._unconfirmed:
+      self._writer.append(step)
+      trajectory = {name: column[-1:] for name, column in self._writer.history.items()}
+      for name in self._names:
+        self._writer.create_item(name, 1.0, trajectory)
     self._sent = True
-    return True
-
-  def _retry(self, error: RuntimeError) -> None:
-    """Drops Reverb's writer after an error; raises the second error of the same sequences."""
-    if self._sent_again:
-      raise error
-    logging.warning('writer: %s; sending %d sequences again', error, len(self._unconfirmed))
-    assert self._writer is not None
-    self._writer.close()
-    self._writer = None
-    self._sent, self._sent_again = False, True
 
   def _answers(self) -> bool:
     """Whether the server answers now; raises ValueError if it stores another schema."""
     infos = self.connection.probe(_PROBE_SECONDS)
     if infos is None:
       return False
-    for name in self._names:
-      if name not in infos:
-        raise ValueError(
-          f'replay: the server at {self.connection.address} has the tables {sorted(infos)}, '
-          f'and not {name!r}'
-        )
-      self._columns.check_signature(name, infos[name].signature)
+    self._columns.check_tables(self.connection.address, self._names, infos)
     return True

@@ -25,11 +25,7 @@ HOSTS_HELP = 'a hosts file; see docs/hosts.md'
 
 
 def add(commands: Any) -> None:
-  """Adds the commands `launch`, `node` and `manifests`.
-
-  Args:
-    commands: sub-parsers of the command line.
-  """
+  """Adds the commands `launch`, `node` and `manifests` to the command line's sub-parsers."""
   launch = commands.add_parser(
     'launch', allow_abbrev=False, help='train on several hosts, over ssh or gcloud'
   )
@@ -41,7 +37,25 @@ def add(commands: Any) -> None:
   node = commands.add_parser(
     'node', allow_abbrev=False, help="run one host's nodes of a run; `launch` starts this"
   )
-  _add_node_flags(node)
+  node.add_argument('hosts', metavar='HOSTS', help='a hosts file; -: as `launch` sends on stdin')
+  node.add_argument('--host', required=True, metavar='NAME', help='the name of this host in it')
+  node.add_argument(
+    '--launch-id',
+    type=int,
+    metavar='N',
+    help='above 0, the same on all hosts, another at each launch (default: the steps of the run)',
+  )
+  node.add_argument(
+    '--config',
+    type=pathlib.Path,
+    metavar='FILE',
+    help='config.yaml of the run, in place of the flags that make one',
+  )
+  node.add_argument(
+    '--stay',
+    action='store_true',
+    help='on a host with only replay: keep serving when the run is over, until stopped',
+  )
   node.set_defaults(call=_node)
   manifests = commands.add_parser(
     'manifests', allow_abbrev=False, help='write the Kubernetes manifests of a run on several hosts'
@@ -54,28 +68,6 @@ def add(commands: Any) -> None:
   for parser in (launch, node):
     request_lib.add(parser, *request_lib.SHARED, 'profile')
   request_lib.add(manifests, *request_lib.SHARED)
-
-
-def _add_node_flags(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument('hosts', metavar='HOSTS', help='a hosts file; -: as `launch` sends on stdin')
-  parser.add_argument('--host', required=True, metavar='NAME', help='the name of this host in it')
-  parser.add_argument(
-    '--launch-id',
-    type=int,
-    metavar='N',
-    help='above 0, the same on all hosts, another at each launch (default: the steps of the run)',
-  )
-  parser.add_argument(
-    '--config',
-    type=pathlib.Path,
-    metavar='FILE',
-    help='config.yaml of the run, in place of the flags that make one',
-  )
-  parser.add_argument(
-    '--stay',
-    action='store_true',
-    help='on a host with only replay: keep serving when the run is over, until stopped',
-  )
 
 
 def _make_shared_config(
@@ -144,7 +136,9 @@ def _launch(arguments: argparse.Namespace) -> int:
   )
   reached = {name: words for name, words in commands.items() if words is not None}
   if not reached:
-    raise ValueError(f'{path}: no host has {hosts_lib.ANY_WAY}; start `hephaestus node` on each')
+    raise ValueError(
+      f'{path}: no host has {", ".join(hosts_lib.WAYS)}; start `hephaestus node` on each'
+    )
   return remote.Launch(hosts, reached, spec, _say).run()
 
 

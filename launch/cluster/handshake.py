@@ -46,8 +46,8 @@ def receive(descriptor: int) -> RunSpec:
   line = b''
   deadline = time.monotonic() + _SPEC_SECONDS
   while not line.endswith(b'\n'):
-    seconds = deadline - time.monotonic()
-    readable = seconds > 0 and select.select([descriptor], [], [], seconds)[0]
+    seconds = max(0.0, deadline - time.monotonic())
+    readable = select.select([descriptor], [], [], seconds)[0]
     byte = os.read(descriptor, 1) if readable else b''  # nothing after the line may be taken
     line += byte
     if not byte or len(line) > _SPEC_BYTES:
@@ -55,29 +55,23 @@ def receive(descriptor: int) -> RunSpec:
         'HOSTS -: no run specification arrived through stdin; give the path of a hosts file'
       )
   try:
-    content = json.loads(line)
-    spec = RunSpec(**content)
-    given = (spec.hosts, spec.config, spec.launch_id, spec.profile or '')
-    if tuple(map(type, given)) != (str, str, int, str):
-      raise TypeError
+    spec = RunSpec(**json.loads(line))
   except (TypeError, ValueError, RecursionError):
-    raise ValueError(f'HOSTS -: {line[:40]!r} is no run specification of this version') from None
+    spec = RunSpec('', '', 0)
+  given = (spec.hosts, spec.config, spec.launch_id, spec.profile or '')
+  if tuple(map(type, given)) != (str, str, int, str) or spec.launch_id < 1:
+    raise ValueError(f'HOSTS -: {line[:40]!r} is no run specification of this version')
   return spec
 
 
 class HeartbeatMonitor:
-  """Sends SIGTERM to this process once the heartbeats stop.
+  """Sends SIGTERM to this process once the heartbeats stop that are read from a file descriptor.
 
   Attributes:
     is_lost: whether the heartbeats have stopped.
   """
 
   def __init__(self, descriptor: int):
-    """Initializes the monitor; this call counts as the first heartbeat.
-
-    Args:
-      descriptor: file descriptor from which heartbeats are read.
-    """
     self._descriptor = descriptor
     self._last = time.monotonic()
     self.is_lost = False

@@ -27,7 +27,6 @@ import difflib
 import operator
 import pathlib
 import re
-import shlex
 import typing
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -44,9 +43,6 @@ _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]*')
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Endpoint:
   """Address at which replay, or the first process of a learner on several hosts, listens.
-
-  Raises:
-    ValueError: the address or the port is invalid.
 
   Attributes:
     address: name or IPv4 address of its host, by which the other hosts reach it.
@@ -67,15 +63,11 @@ class Endpoint:
 
 
 WAYS = ('ssh', 'gcloud', 'local')  # to reach a host: fields of `Host`, see `remote.command`
-ANY_WAY = 'ssh, gcloud or local'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SSH:
   """How to reach a host by ssh.
-
-  Raises:
-    ValueError: the target is empty, begins with a dash or has spaces.
 
   Attributes:
     target: USER@HOST, or a name in ~/.ssh/config.
@@ -94,13 +86,8 @@ class SSH:
 class GCloud:
   """How to reach a TPU VM, one host of a TPU slice, or all hosts of a slice, by gcloud.
 
-  Raises:
-    ValueError: a value is invalid, or both `worker` and `workers` are given; names the key.
-
   Attributes:
-    name: name of the TPU VM.
-    zone: Google Cloud zone of the TPU VM.
-    project: Google Cloud project that it belongs to; None for gcloud's default.
+    name, zone, project: of the TPU VM; the project None for gcloud's default.
     worker: index of the one host of a slice that is meant; None for 0.
     workers: number of hosts of a slice, to list all of them by one entry; each becomes a host of its
       own, NAME-0 and so on.
@@ -115,24 +102,17 @@ class GCloud:
   options: tuple[str, ...] = ()
 
   def __post_init__(self):
-    for field in ('name', 'zone', 'project'):
-      value = getattr(self, field)
-      if value is not None and not re.fullmatch(r'[A-Za-z0-9][A-Za-z0-9._:@-]*', value):
-        raise ValueError(f'{field}={value!r}: is no valid name for gcloud')
     if self.worker is not None and self.workers is not None:
       raise ValueError('worker, workers: give the number of one host, or how many there are')
-    if self.worker is not None and self.worker < 0:
-      raise ValueError(f'worker={self.worker}: must be at least 0')
-    if self.workers is not None and self.workers < 1:
-      raise ValueError(f'workers={self.workers}: must be at least 1')
+    for field, least in (('worker', 0), ('workers', 1)):
+      value = getattr(self, field)
+      if value is not None and value < least:
+        raise ValueError(f'{field}={value}: must be at least {least}')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Host:
   """One host of a run: its nodes, and how it is reached.
-
-  Raises:
-    ValueError: a value is invalid, or values contradict each other; names the key.
 
   Attributes:
     name: name of the host in the hosts file, in logs and in commands.
@@ -173,11 +153,7 @@ class Host:
       raise ValueError('tunnel=True: replay is on this host itself; leave it out')
     if self.tunnel and not (self.ssh or self.gcloud):
       raise ValueError('tunnel=True: needs ssh or gcloud')
-    try:
-      words = shlex.split(self.command)
-    except ValueError as error:
-      raise ValueError(f'command={self.command!r}: is no shell command ({error})') from None
-    if not words:
+    if not self.command.strip():
       raise ValueError(f'command={self.command!r}: is empty; leave it out for hephaestus')
 
   @property
@@ -190,9 +166,6 @@ class Host:
 class Hosts:
   """All hosts of a run.
 
-  Raises:
-    ValueError: nodes are missing or given twice, or cannot reach each other; names a remedy.
-
   Attributes:
     hosts: the hosts, in the order of the file; actor IDs and shards of replay have the same order.
   """
@@ -204,7 +177,7 @@ class Hosts:
     if not keepers:
       raise ValueError('replay: is on no host; give one of them replay: {address: ..., port: ...}')
     if len({host.replay for host in keepers}) < len(keepers):
-      names = _enumerate([host.name for host in keepers])
+      names = ', '.join(host.name for host in keepers)
       raise ValueError(f'replay: {names} have the same address and port; give each its own')
     if not self.learners:
       raise ValueError('learner: is on no host; give one of them learner: true')
@@ -221,7 +194,7 @@ class Hosts:
         )
     scorers = [host.name for host in self.hosts if host.evaluator]
     if len(scorers) != 1:
-      where = _enumerate(scorers) if scorers else 'no host'
+      where = ', '.join(scorers) or 'no host'
       raise ValueError(f'evaluator: is on {where}; give evaluator: true to one')
     if not self.num_actors:
       raise ValueError('actors: are on no host; give one of them actors: 1 or more')
@@ -229,7 +202,7 @@ class Hosts:
     for keeper in keepers:
       if tunnelled and not keeper.is_reached:
         raise ValueError(
-          f'hosts.{tunnelled[0]}.tunnel=True: leads to replay on {keeper.name}, which needs {ANY_WAY}'
+          f'hosts.{tunnelled[0]}.tunnel=True: leads to replay on {keeper.name}, which needs {", ".join(WAYS)}'
         )
     if tunnelled and len(set(self.ports)) < len(keepers):
       raise ValueError(
@@ -273,7 +246,7 @@ class Hosts:
     for host in self.hosts:
       if host.name == name:
         return host
-    raise ValueError(f'--host {name}: there is {_enumerate([host.name for host in self.hosts])}')
+    raise ValueError(f'--host {name}: there is {", ".join(host.name for host in self.hosts)}')
 
   def actor_ids(self, name: str) -> range:
     """IDs of the actors on the host with this name, unique among all hosts; ValueError for no host."""
@@ -300,14 +273,13 @@ def check(hosts: Hosts, config: 'launch_config.ExperimentConfig') -> None:
   """
   if config.fused:
     raise ValueError('learner.fused=True: is one process on one machine; add --no-fused')
-  num_shards = len(hosts.keepers)
   counts = {
     'actor.num_actors': (hosts.num_actors, 'the hosts have {} actors in all'),
     'learner.num_processes': (
       len(hosts.learners),
-      f'the learner is on {_enumerate(hosts.learners)}',
+      f'the learner is on {", ".join(hosts.learners)}',
     ),
-    'replay.num_shards': (num_shards, 'the hosts keep {} in all, one on each that has replay'),
+    'replay.num_shards': (len(hosts.keepers), 'the hosts keep {}, one on each that has replay'),
   }
   for key, (count, said) in counts.items():
     value = operator.attrgetter(key)(config)
@@ -316,9 +288,10 @@ def check(hosts: Hosts, config: 'launch_config.ExperimentConfig') -> None:
         f'{key}={value}: {said.format(count)}; add --set {key}={count}, or change the hosts'
       )
   first = config.replay.port
-  if first is not None and [first + shard for shard in range(num_shards)] != hosts.ports:
-    said = _enumerate([str(port) for port in hosts.ports])
-    raise ValueError(f'replay.port={first}: the hosts say {said}; leave one of them out')
+  if first is not None and list(range(first, first + len(hosts.ports))) != hosts.ports:
+    raise ValueError(
+      f'replay.port={first}: the hosts say {", ".join(map(str, hosts.ports))}; leave one out'
+    )
 
 
 def load(path: pathlib.Path) -> Hosts:
@@ -331,15 +304,7 @@ def load(path: pathlib.Path) -> Hosts:
 
 
 def parse(text: str, name: str) -> Hosts:
-  """Parses the text of a hosts file.
-
-  Args:
-    text: text of the file.
-    name: name of the file, for error messages.
-
-  Raises:
-    ValueError: the text is no hosts file; names the key and a remedy.
-  """
+  """Parses the text of a hosts file; ValueError, with its name, the key and a remedy, for others."""
   try:
     content = OmegaConf.to_container(OmegaConf.create(text))
   except Exception as error:  # whatever a broken or foreign file makes a reader raise
@@ -408,7 +373,7 @@ def _read(kind: type, content: Any, path: str, **known: Any) -> Any:
   """Makes a dataclass from a mapping whose keys are fields; ValueError, which names `path`, for others."""
   fields = {field.name: field for field in dataclasses.fields(kind) if field.name not in known}
   if not isinstance(content, dict):
-    raise ValueError(f'{path}={content!r}: must be a mapping of {_enumerate(list(fields))}')
+    raise ValueError(f'{path}={content!r}: must be a mapping of {", ".join(fields)}')
   _check_keys(content, list(fields), f'{path}.')
   for name, field in fields.items():
     if field.default is dataclasses.MISSING and name not in content:
@@ -441,9 +406,5 @@ def _convert(kind: Any, value: Any, path: str) -> Any:
 def _check_keys(content: dict[Any, Any], known: Sequence[str], prefix: str) -> None:
   for key in content:
     if key not in known:
-      near = difflib.get_close_matches(str(key), known, n=1) or [_enumerate(known)]
+      near = difflib.get_close_matches(str(key), known, n=1) or [', '.join(known)]
       raise ValueError(f'{prefix}{key}: unknown key; did you mean {near[0]}?')
-
-
-def _enumerate(words: Sequence[str]) -> str:
-  return words[0] if len(words) == 1 else f'{", ".join(words[:-1])} and {words[-1]}'

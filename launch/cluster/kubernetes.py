@@ -42,9 +42,6 @@ def place(hosts: hosts_lib.Hosts, name: str) -> hosts_lib.Hosts:
     hosts: hosts of a hosts file; how they are reached does not matter here.
     name: name of the run in the cluster.
 
-  Returns:
-    The hosts of the hosts file in the ConfigMap: one for each pod, with its address in the cluster.
-
   Raises:
     ValueError: pods may not listen at replay's port, since it is below 1024.
   """
@@ -90,15 +87,12 @@ def _acting(hosts: hosts_lib.Hosts) -> Mapping[int, int]:
 def make(
   hosts: hosts_lib.Hosts, config: launch_config.ExperimentConfig, options: options_lib.Options
 ) -> list[Object]:
-  """Makes the Kubernetes objects of a run.
+  """Makes the Kubernetes objects of a run, in the order in which they are to be created.
 
   Args:
     hosts: hosts of a hosts file.
     config: config of the run, which fits the hosts, see `hosts.check`.
     options: options of the manifests.
-
-  Returns:
-    The objects as dictionaries, in the order in which they are to be created.
 
   Raises:
     ValueError: accelerators of config and options contradict each other, TPU chips do not divide over

@@ -25,8 +25,8 @@ def launch_id(given: int | None, config: launch_config.ExperimentConfig) -> int:
     config: config of the run.
 
   Raises:
-    ValueError: the given ID is below 1; or the run may end by time, so that two launches may have the
-      same number of steps, and none is given.
+    ValueError: the given ID is below 1; or none is given, and two launches of a run that may end by
+      time may have the same number of steps.
   """
   if given is not None and given < 1:
     raise ValueError(f'--launch-id {given}: must be at least 1')
@@ -59,15 +59,9 @@ def prepare_profile(
   traced, a line reports it, and the run continues.
 
   Args:
-    text: learner updates to trace, as START:STOP.
+    text: learner updates to trace, as START:STOP; ValueError if it is no such span.
     config: config of the run.
     folder: run folder on this host, which may be new.
-
-  Returns:
-    The updates to trace; None if the run will not do them.
-
-  Raises:
-    ValueError: the text is no span of updates, see `profile.parse`.
   """
   span = profile_lib.parse(text)
   try:
@@ -100,17 +94,13 @@ def run(
     forks: fork server that starts the nodes.
     launch_id: number of this launch, the same on all hosts.
     attached: whether heartbeats arrive through stdin; the nodes stop when the heartbeats do.
-    stays: whether replay keeps serving after the run until it is stopped; only for a host without
-      other nodes.
+    stays: whether replay keeps serving after the run until it is stopped.
     profile: learner updates to trace, in the nodes of this host; None for none.
 
   Returns:
     The exit code of `local.train`, with two exceptions. It is 1 if the reader of stdout is gone. It is
     0 in place of `local.STOPPED`, unless a signal on this host stopped the nodes while heartbeats
     arrived: then `launch` must see that the run is not over.
-
-  Raises:
-    ValueError: as in `local.train`.
   """
   nodes = [name for name in names(hosts, host) if not (stays and name == parts_lib.ENDING)]
   addresses = hosts.replay_addresses(host.name)
@@ -126,11 +116,10 @@ def run(
       follower.tick()
 
   if host.tunnel:
-    for address in addresses:
-      print(
-        f'ssh listens at {address} and forwards to replay: reachable from this host only',
-        flush=True,
-      )
+    where = ', '.join(addresses)
+    print(
+      f'ssh listens at {where} and forwards to replay: reachable from this host only', flush=True
+    )
   share = local.Share(nodes, addresses, launch_id, on_tick, hosts.coordinator)
   try:
     exit_code = local.train(config, folder, forks, share, exposed=hosts.exposed, profile=profile)

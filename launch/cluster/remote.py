@@ -80,12 +80,9 @@ class _Connection:
   A host that was up and then is lost, because its connection or its `node` failed, is restarted. A
   host that never was up is not, because it would fail again.
 
-  Raises:
-    ValueError: the command cannot be run here.
-
   Attributes:
     host: host that the command reaches.
-    command: program and arguments, from `command`.
+    command: program and arguments, from `command`; ValueError if it cannot be run here.
     first_line: line sent to the host first, a RunSpec.
     say: prints a line; called from a thread.
     health: 'starting', 'up', 'stopping', 'lost' (to be restarted), or 'exit CODE'.
@@ -127,7 +124,7 @@ class _Connection:
 
   def _run(self) -> None:
     """Shows the output of the process, and restarts it, until it has ended for good."""
-    losses, lost_at, exit_code = 0, -math.inf, None
+    losses, lost_at = 0, -math.inf
     while True:
       up_at = None
       assert self._popen.stdout is not None
@@ -263,15 +260,14 @@ class Launch:
 
   def _hopeless(self) -> str:
     """Reason why the run cannot continue; '' when it can."""
-    failed = [each for each in self._connections if each.failed]
-    keepers = [each for each in self._connections if each.host.replay]
-    is_kept = not keepers or any(not each.failed for each in keepers)
-    for each in failed:
-      if each.host.learner or (each.host.replay and not is_kept):
-        return f'{each.host.name} failed'
-    acting = [host.name for host in self._hosts.hosts if host.actors]
-    left = set(acting) - {each.host.name for each in failed}
-    return '' if left else 'no actors are left'
+    failed = {each.host.name: each.host for each in self._connections if each.failed}
+    keepers = {each.host.name for each in self._connections if each.host.replay}
+    is_kept = not keepers or bool(keepers - failed.keys())
+    for name, host in failed.items():
+      if host.learner or (host.replay and not is_kept):
+        return f'{name} failed'
+    acting = {host.name for host in self._hosts.hosts if host.actors}
+    return '' if acting - failed.keys() else 'no actors are left'
 
   def _stop(self) -> None:
     """Stops actors first, then the learner, which checkpoints replay, then replay."""

@@ -10,7 +10,7 @@ from hephaestus.agents import experience
 from hephaestus.agents.dreamer import examination
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.doctor import check as check_lib
-from hephaestus.launch.inspect import device_replay
+from hephaestus.launch.inspect import device_replay, live
 from hephaestus.launch.inspect import report as report_lib
 from hephaestus.launch.interface import policy as policy_lib
 from hephaestus.launch.run import packages
@@ -33,7 +33,7 @@ def check(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> list[
     ValueError: the run has no checkpoint of replay yet.
   """
   if config.fused:
-    report = device_replay.read(str(folder))
+    report = live.inspect(str(folder))
     return _of_ratio(report, config) + _of_strata(report.strata)
   if not packages.has_distributed() or not any((folder / 'replay').iterdir()):
     return []
@@ -67,7 +67,7 @@ def of_states(
   # The stored state includes the steps before a sequence only if the context is of one step.
   if not (config.fused and config.agent.stored_state and config.agent.window == 1):
     return []
-  stored, order = device_replay.sequences(str(folder), parts_lib.make_parts(config).sequence_schema)
+  stored, order = device_replay.sequences(folder, parts_lib.make_parts(config).sequence_schema)
   num_envs = config.actor.num_envs
   pairs = len(order) - num_envs
   if pairs < 1:
@@ -99,7 +99,7 @@ def _of_restart(found: examination.Restart) -> check_lib.Check:
 
 
 def _of_ratio(
-  report: device_replay.DeviceReport, config: launch_config.ExperimentConfig
+  report: report_lib.Report, config: launch_config.ExperimentConfig
 ) -> list[check_lib.Check]:
   return [
     check_lib.judge(
@@ -109,7 +109,7 @@ def _of_ratio(
       remedy='see whether replay.replay_ratio was changed on a resume; else begin again',
     ),
     check_lib.judge(
-      PART, 'sequences that are stored twice', report.duplicates, below=0,
+      PART, 'sequences that are stored twice', report.checkpoint['duplicates'], below=0,
       cause='the same experience counts twice',
       remedy='begin again with an empty folder, and report it',
     ),

@@ -77,18 +77,16 @@ def _inspect(arguments: argparse.Namespace) -> int:
     )
   if arguments.gif is not None and arguments.sample is None:
     raise ValueError(f'--gif {arguments.gif}: shows samples; add --sample N')
-  from hephaestus.launch.inspect import targets
+  from hephaestus.launch.inspect import live
 
-  if targets.is_kept_on_a_device(target):
-    if watching is not None or serving is not None or reads_checkpoint:
-      raise ValueError(
-        f'{target}: a fused run keeps its replay in its checkpoints; leave out all options but --json'
-      )
-    from hephaestus.launch.inspect import device_replay
-
-    return _print(device_replay.read(target), as_json=arguments.json)
-  targets.find(target)  # refuses before imports that take seconds
-  from hephaestus.launch.inspect import live, prometheus, terminal
+  # Refuses before imports that take seconds.
+  is_fused = live.find(target).is_fused
+  if is_fused and (watching is not None or serving is not None or reads_checkpoint):
+    raise ValueError(
+      f'{target}: a fused run keeps its replay in its checkpoints; leave out all options but --json'
+    )
+  from hephaestus.launch.files import metrics
+  from hephaestus.launch.inspect import prometheus, terminal
 
   if watching is not None:
     terminal.watch(target, watching, as_json=arguments.json)
@@ -100,15 +98,8 @@ def _inspect(arguments: argparse.Namespace) -> int:
   elif reads_checkpoint:
     return _inspect_stored(arguments)
   else:
-    return _print(live.inspect(target), as_json=arguments.json)
-  return 0
-
-
-def _print(report: Any, *, as_json: bool) -> int:
-  from hephaestus.launch.files import metrics
-  from hephaestus.launch.inspect import terminal
-
-  print(metrics.to_json(report.to_json())) if as_json else terminal.show(report)
+    report = live.inspect(target)
+    print(metrics.to_json(report.to_json())) if arguments.json else terminal.show(report)
   return 0
 
 
@@ -118,28 +109,26 @@ def _inspect_stored(arguments: argparse.Namespace) -> int:
   from hephaestus.launch.inspect import live, stored
 
   found = stored.read(arguments.target, arguments.sample or 0)
+  videos = [] if arguments.gif is None else stored.write_videos(found, arguments.gif)
+  exit_code = int(arguments.check and bool(found.violations))
   if arguments.json:
     try:
       report = live.inspect(arguments.target).to_json()
     except ConnectionError:  # the checkpoint can be read without a server
       report = {}
-    report |= {'stored': found.summary(), 'samples': stored.samples_json(found.samples)}
-    print(metrics.to_json(report | {'violations': found.violations}))
-  if arguments.sample is not None and not arguments.json:
+    print(metrics.to_json(report | found.to_json()))
+    return exit_code
+  if arguments.sample is not None:
     stored.show(arguments.target, found)
-  if arguments.sample and not found.samples and not arguments.check:
-    for violation in found.violations:  # why none could be read
-      print(violation, file=sys.stderr)
+    if not found.samples and not arguments.check:
+      for violation in found.violations:  # why none could be read
+        print(violation, file=sys.stderr)
   if arguments.gif is not None:
-    videos = stored.write_videos(found, arguments.gif)
-    if not arguments.json:
-      print(f'\n{arguments.gif}: {len(videos)} videos')
-  if not arguments.check:
-    return 0
-  if not arguments.json:
+    print(f'\n{arguments.gif}: {len(videos)} videos')
+  if arguments.check:
     checked = f'{found.sequences:,} sequences of its newest checkpoint'
     print('\n'.join(found.violations) or f'{arguments.target}: nothing is wrong with {checked}')
-  return 1 if found.violations else 0
+  return exit_code
 
 
 def _environments(arguments: argparse.Namespace) -> int:

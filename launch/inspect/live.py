@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Sequence
 from concurrent import futures
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -16,24 +16,57 @@ from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import history, metrics
 from hephaestus.launch.inspect import report as report_lib
-from hephaestus.launch.inspect import targets
-from hephaestus.launch.run import parts as parts_lib
+from hephaestus.launch.run import packages
 from hephaestus.learner import advice
 from hephaestus.replay import inspector, tables
 
 MINUTE = 60.0  # seconds over which waiting is averaged
 
 
-def starts_of_replay(folder: pathlib.Path, name: str) -> list[dict[str, Any]]:
-  """Reads the events of all starts of one replay server of a run, restarts included.
+class Target(NamedTuple):
+  """A run, or a replay server without its run.
 
-  Args:
-    folder: folder of the run.
-    name: name of the server's process, such as 'replay' or 'replay-0'.
-
-  Returns:
-    {'time': unix seconds, 'pid', ...} for each start, the oldest first.
+  Attributes:
+    folder: folder of the run; None for a server.
+    config: config of the run; None for a server.
+    address: HOST:PORT of a server; None for a run, whose address may change at each start.
   """
+
+  folder: pathlib.Path | None
+  config: launch_config.ExperimentConfig | None
+  address: str | None
+
+  @property
+  def is_fused(self) -> bool:
+    """Whether it is a fused run, whose replay is on a device and in its checkpoints."""
+    return self.config is not None and self.config.fused
+
+
+def find(target: str) -> Target:
+  """Parses a target: the folder of a run, or HOST:PORT of a replay server.
+
+  Raises:
+    ValueError: it is neither, it is a fused run without replay, or it needs Reverb, which is not
+      installed.
+  """
+  folder = pathlib.Path(target)
+  found = None
+  if folder.is_dir():
+    found = Target(folder, folder_lib.load_config(folder), None)
+  elif ':' in target and target.rsplit(':', 1)[1].isdigit():
+    found = Target(None, None, target)
+  if found is None:
+    raise ValueError(f'{target}: is neither the folder of a run nor HOST:PORT')
+  if not found.is_fused:
+    remedy = '`hephaestus dashboard` and `report` show its metrics without'
+    packages.check_distributed(f'{target}: its replay', remedy)
+  elif found.config is not None and found.config.record.on_policy:
+    raise ValueError(f'{target}: a fused run is one compiled program, without a replay server')
+  return found
+
+
+def starts_of_replay(folder: pathlib.Path, name: str) -> list[dict[str, Any]]:
+  """Reads the events of all starts of one replay server of a run, such as 'replay-0', the oldest first."""
   return [
     row
     for row in metrics.read(folder / 'metrics' / 'events.jsonl')
@@ -47,7 +80,7 @@ class Inspection:
   def __init__(
     self, target: str, timeout_seconds: float = 4.0, *, read_seconds: float = float('inf')
   ):
-    """Parses the target, without calling the server yet.
+    """Parses the target, see `find`, without calling the server yet.
 
     Args:
       target: a run's folder, or HOST:PORT of a replay server; numbers that come from the metrics of
@@ -55,19 +88,23 @@ class Inspection:
       timeout_seconds: longest wait for an answer of the server.
       read_seconds: longest time to read the actors' metrics in one report; the next report
         continues from there.
-
-    Raises:
-      ValueError: the target is not valid, see `targets.find`.
     """
     self._read_seconds = read_seconds
     self._actors: dict[pathlib.Path, history.File] = {}
     self._name = target
-    self._folder, self._config, self._given = targets.find(target)
+    self._target = find(target)
+    self._folder, self._config, self._given = self._target
+    self._saved: tuple[int, report_lib.Report] | None = None
     self._timeout_seconds = timeout_seconds
     self._addresses: list[str] = []
-    self._inspector: inspector.Inspector | None = None
+    self._source: inspector.Source | None = None
     # Reverb crashes when Ctrl-C interrupts its call in the main thread.
     self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix='look')
+
+  @property
+  def is_fused(self) -> bool:
+    """Whether reports are made from a checkpoint of a fused run, also while it is running."""
+    return self._target.is_fused
 
   @property
   def address(self) -> str:
@@ -77,13 +114,15 @@ class Inspection:
   def report(self) -> report_lib.Report:
     """Makes a report from the server's tables and the metrics that the run's processes write.
 
-    If no server answers, it is made from the newest checkpoints of replay and from the metrics.
+    If no server answers, or the run is fused, it is made from the newest checkpoint and the metrics.
 
     Raises:
-      ValueError: the folder is no longer one of a run.
+      ValueError: the folder is no longer one of a run, or a fused run has saved nothing yet.
       ConnectionError: no server answers, unless the run is not running and has metrics to report.
     """
     folder, config = self._folder, self._config
+    if folder is not None and config is not None and config.fused:
+      return self._of_device(folder, config)
     fields = self._poll()
     if folder is not None and config is not None:
       fields |= _of_nodes(folder, config, fields['shards'])
@@ -92,18 +131,42 @@ class Inspection:
     bottleneck = _bottleneck(report) if report.running else None
     return dataclasses.replace(report, strata=self._strata(report), bottleneck=bottleneck)
 
+  def _of_device(
+    self, folder: pathlib.Path, config: launch_config.ExperimentConfig
+  ) -> report_lib.Report:
+    """Reports on the newest checkpoint of a fused run; reads it only if there is a newer one."""
+    checkpoints = folder / 'checkpoints'
+    changed = checkpoints.stat().st_mtime_ns if checkpoints.exists() else 0
+    if self._saved is None or self._saved[0] != changed:
+      from hephaestus.launch.inspect import device_replay  # JAX
+
+      source, checkpoint = device_replay.load(folder, config)
+      fields = source.poll()
+      num_steps = config.steps_per_sequence
+      for row in fields['tables'].values():
+        row['steps'] = row['size'] * num_steps
+      strata = report_lib.strata(
+        {name: row['size'] for name, row in fields['tables'].items()},
+        fields.pop('ages'),
+        learner_step=checkpoint['learner_step'],
+        num_steps=num_steps,
+      )
+      report = report_lib.Report(
+        time=time.time(), running=False, strata=strata, warnings=_warnings(folder),
+        environment_step=source.inserted * num_steps, checkpoint=checkpoint, **fields,
+      )  # fmt: skip
+      self._saved = changed, report
+    return self._saved[1]
+
   def _poll(self) -> dict[str, Any]:
     """Polls the server; if none answers, reports the last known state of a run that is not running."""
     addresses = self._newest_addresses()
-    if self._inspector is None or addresses != self._addresses:
+    if self._source is None or addresses != self._addresses:
       self._addresses = addresses
-      self._inspector = inspector.Inspector(
-        addresses,
-        None if self._config is None else self._config.replay,
-        timeout_seconds=self._timeout_seconds,
-      )
+      replay = None if self._config is None else self._config.replay
+      self._source = inspector.Inspector(addresses, replay, timeout_seconds=self._timeout_seconds)
     try:
-      return self._thread.submit(self._inspector.poll).result()
+      return self._thread.submit(self._source.poll).result()
     except ConnectionError as error:
       folder, config, reason = self._folder, self._config, ''
       if folder is not None and config is not None:
@@ -120,28 +183,27 @@ class Inspection:
   def _strata(self, report: report_lib.Report) -> dict[str, report_lib.Stratum]:
     """Statistics of the strata, computed without sampling, which would move the rate limiter.
 
-    Every stratum drops its oldest sequences first, so it holds the newest ones. Its size gives
-    their age in steps, and the share that other strata hold, too. Versions are from the sequences
-    that the learner sampled between its last two rows of metrics. Returns are from the actors'
-    metrics.
+    Versions are from the sequences that the learner sampled between its last two rows of metrics.
+    Returns are from the actors' metrics.
     """
     folder, config = self._folder, self._config
     sizes = {name: row['size'] for name, row in report.tables.items() if name != tables.PARAMS}
     learner = (metrics.last(folder / 'metrics' / 'learner.jsonl') if folder else None) or {}
     num_steps = None if config is None else config.steps_per_sequence
-    strata = {}
+    ages: dict[str, Any] = {}
     for name, size in sizes.items():
-      ages: Any = {each: learner.get(f'replay/{name}/age/{each}') for each in inspector.QUANTILES}
-      strata[name] = report_lib.newest(
-        size,
-        sizes,
-        num_steps=num_steps,
-        ages=ages if size and None not in ages.values() else None,
-        learner_step=learner.get('learner_step') or 0,
-      )
-      if size and num_steps and report.environment_step is not None:
-        episodes, returns = self._returns(report.environment_step - size * num_steps)
-        strata[name] = dataclasses.replace(strata[name], episodes=episodes, episode_return=returns)
+      of_stratum = {each: learner.get(f'replay/{name}/age/{each}') for each in inspector.QUANTILES}
+      ages[name] = of_stratum if size and None not in of_stratum.values() else None
+    strata = report_lib.strata(
+      sizes, ages, learner_step=learner.get('learner_step') or 0, num_steps=num_steps
+    )
+    if num_steps and report.environment_step is not None:
+      for name, size in sizes.items():
+        if size:
+          episodes, returns = self._returns(report.environment_step - size * num_steps)
+          strata[name] = dataclasses.replace(
+            strata[name], episodes=episodes, episode_return=returns
+          )
     return strata
 
   def _returns(self, start: float) -> tuple[int, dict[str, float] | None]:
@@ -187,26 +249,15 @@ class Inspection:
 
   def _has_process(self, folder: pathlib.Path) -> bool:
     """Whether a process of the run's replay exists on this machine."""
+    from hephaestus.launch.run import parts as parts_lib  # JAX
+
     names = parts_lib.replay_names(len(self._addresses))
     started = [rows[-1] for name in names if (rows := starts_of_replay(folder, name))]
     return any(psutil.pid_exists(row['pid']) for row in started if 'pid' in row)
 
 
 def inspect(target: str, timeout_seconds: float = 4.0, seconds: float = 1.0) -> report_lib.Report:
-  """Makes one report with rates, by two calls of the server a short time apart.
-
-  Args:
-    target: a run's folder, or HOST:PORT of a replay server.
-    timeout_seconds: longest wait for an answer of the server.
-    seconds: time between the two calls.
-
-  Returns:
-    The second report, see `Inspection.report`; the first one for a run that is not running.
-
-  Raises:
-    ValueError: the target is not valid, see `targets.find`.
-    ConnectionError: no server answers, unless the run is not running and has metrics to report.
-  """
+  """Makes one report with rates, by two calls of the server `seconds` apart; see `Inspection.report`."""
   inspection = Inspection(target, timeout_seconds)
   report = inspection.report()
   if not report.running:
@@ -216,33 +267,20 @@ def inspect(target: str, timeout_seconds: float = 4.0, seconds: float = 1.0) -> 
 
 
 def _last_known(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> dict[str, Any]:
-  """Reads the last known counters of a stopped run's replay, from the newest checkpoint of each shard.
+  """Fields of a stopped run's `report.Report`, by the counts in the newest checkpoint of each shard.
 
-  Returns:
-    Fields of `report.Report`. 'tables' is empty and 'saved' is None without a checkpoint on this
-    machine, and for an on-policy queue, which has none.
+  'tables' is empty and 'saved' is None without a checkpoint on this machine, and for an on-policy
+  queue, which has none.
   """
+  from hephaestus.launch.run import parts as parts_lib  # JAX
   from hephaestus.replay import contents  # TensorFlow and Reverb
 
   folders = parts_lib.replay_folders(folder, config.replay.num_shards)
   found = [] if config.record.on_policy else [contents.counts(each) for each in folders]
-  known = [each for each in found if each is not None]
-  shards = [
-    {name: report_lib.stopped_table(**counts) for name, counts in each[1].items()} if each else {}
-    for each in found
-  ]
-  total = inspector.summed([each for each in shards if each])
-  limiting = total.get(config.replay.limiting_stratum.name)
-  inserted = 0 if limiting is None else limiting['inserted']
-  sampled = sum(row['sampled'] for name, row in total.items() if name != tables.PARAMS)
-  achieved = sampled / max(1, inserted - config.replay.warm_up)
-  ratio = {'configured': config.replay.replay_ratio, 'achieved': achieved, 'recent': None}
-  return {
-    'tables': total,
-    'replay_ratio': ratio,
-    'shards': [{'address': '-', 'alive': False, 'tables': each} for each in shards],
+  shards = [each[1] if each else {} for each in found]
+  return inspector.of_counts(shards, config.replay) | {
     'running': False,
-    'saved': min((saved for saved, _ in known), default=None),
+    'saved': min((each[0] for each in found if each), default=None),
   }
 
 
@@ -275,11 +313,11 @@ def _of_nodes(
     'learner_starved_fraction': _lately([learner_file], 'starved_fraction'),
     'actors_throttled_fraction': _lately(files, 'throttled_fraction'),
     'staleness': staleness,
-    'warnings': warnings(folder),
+    'warnings': _warnings(folder),
   }
 
 
-def warnings(folder: pathlib.Path) -> list[str]:
+def _warnings(folder: pathlib.Path) -> list[str]:
   """Sentences on parts of a run's agent that do nothing, by the newest metrics of its learner."""
   return advice.warnings(metrics.newest(folder / 'metrics' / 'learner.jsonl', advice.WINDOW))
 

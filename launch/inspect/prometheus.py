@@ -3,24 +3,22 @@
 import http.server
 from typing import Any
 
-from hephaestus.launch import config as launch_config
 from hephaestus.launch.inspect import live
 from hephaestus.launch.inspect import report as report_lib
 from hephaestus.replay import inspector
+
+DISTRIBUTIONS = tuple(report_lib.DISTRIBUTIONS)
 
 
 def make_exporter(target: str, port: int) -> http.server.HTTPServer:
   """Makes a web server for Prometheus, in which each GET of /metrics makes a report.
 
   Args:
-    target: a run's folder, or HOST:PORT of a replay server.
-    port: port to listen at on the loopback interface; 0 for a free one.
+    target: see `live.find`.
+    port: port to listen at on the loopback interface; 0 for a free one. ValueError if it is in use.
 
   Returns:
     A server that listens already; `serve_forever` answers the requests.
-
-  Raises:
-    ValueError: the target is not valid, or the port is in use.
   """
   inspection = live.Inspection(target)
 
@@ -58,38 +56,34 @@ def exposition(report: report_lib.Report) -> str:
 
   Tables, strata, states and quantiles become labels. A run that is not running has one line only,
   `hephaestus_up 0`.
-
-  Args:
-    report: the report.
   """
   if not report.running:
     return 'hephaestus_up 0\n'
-  lines = ['hephaestus_up 1']
-  nested = ('tables', 'time', 'shards', 'strata', 'running', 'saved')
   found = report.to_json()
-  rest = {key: value for key, value in found.items() if key not in nested}
-  for key, value in launch_config.flatten(rest).items():
-    lines += _sample(key.replace('.', '_'), '', value)
-  for shard in report.shards:
-    lines += _sample('shard_up', f'{{address="{shard["address"]}"}}', int(shard['alive']))
-  for table, row in report.tables.items():
-    for key, value in row.items():
-      if key == 'worker_time':
-        for state, share in value.items():
-          lines += _sample('table_worker_time', f'{{table="{table}",state="{state}"}}', share)
-      else:
-        lines += _sample(f'table_{key}', f'{{table="{table}"}}', value)
-  for stratum, row in found['strata'].items():
-    for key, value in row.items():
-      if key in report_lib.DISTRIBUTIONS:
-        for name, each in (value or {}).items():
-          labels = f'{{stratum="{stratum}",quantile="{inspector.QUANTILES[name]:g}"}}'
-          lines += _sample(f'stratum_{key}', labels, each)
-      else:
-        lines += _sample(f'stratum_{key}', f'{{stratum="{stratum}"}}', value)
+  for key in ('time', 'running'):
+    del found[key]
+  lines = ['hephaestus_up 1']
+  for shard in found.pop('shards'):
+    lines += _samples('shard_up', int(shard['alive']), f'address="{shard["address"]}"')
+  for group, label in (('tables', 'table'), ('strata', 'stratum')):
+    for name, values in found.pop(group).items():
+      lines += _samples(label, values, f'{label}="{name}"')
+  for name, value in found.items():
+    lines += _samples(name, value)
   return '\n'.join(sorted(lines)) + '\n'
 
 
-def _sample(name: str, labels: str, value: Any) -> list[str]:
-  """Returns the line of a number; no line for other values."""
-  return [f'hephaestus_{name}{labels} {value}'] if isinstance(value, int | float) else []
+def _samples(name: str, value: Any, *labels: str) -> list[str]:
+  """Returns the line of each number in a value, which may be a mapping; other values have none."""
+  if not isinstance(value, dict):
+    shown = f'{{{",".join(labels)}}}' if labels else ''
+    return [f'hephaestus_{name}{shown} {value}'] if isinstance(value, int | float) else []
+  lines = []
+  for key, each in value.items():
+    if name.endswith('worker_time'):
+      lines += _samples(name, each, *labels, f'state="{key}"')
+    elif name.endswith(DISTRIBUTIONS):
+      lines += _samples(name, each, *labels, f'quantile="{inspector.QUANTILES[key]:g}"')
+    else:
+      lines += _samples(f'{name}_{key}', each, *labels)
+  return lines

@@ -1,4 +1,4 @@
-"""The report on the replay of a run, which every view reads: terminal, web page, JSON and Prometheus."""
+"""The report on the replay of a run, which every view prints: terminal, web page, JSON and Prometheus."""
 
 import dataclasses
 import datetime
@@ -46,8 +46,7 @@ class Report:
   """A report on the replay of a run, live or as last known.
 
   Attributes:
-    tables, replay_ratio, limiter, memory, shards, seconds: see `inspector.Inspector.poll`. Without an
-      answer of a server, rates, the limiter's state and memory are None.
+    tables, replay_ratio, limiter, memory, shards, seconds: see `inspector.Inspector.poll`.
     time: unix seconds.
     running: whether a server answered.
     saved: unix seconds of the oldest checkpoint that the report is made from; None if a server
@@ -63,16 +62,15 @@ class Report:
     warnings: sentences on parts of the agent that do nothing; see `advice.warnings`.
     strata: the strata by name.
     bottleneck: sentence that names it; None if unknown.
+    checkpoint: of a fused run, which the report is then made from, see `device_replay.load`; else {}.
   """
 
   tables: dict[str, dict[str, Any]]
   replay_ratio: dict[str, float | None]
-  limiter: dict[str, Any] | None = None
-  memory: dict[str, float | None] = dataclasses.field(
-    default_factory=lambda: {'sequences': None, 'server': None}
-  )
-  shards: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-  seconds: float | None = None
+  limiter: dict[str, Any] | None
+  memory: dict[str, float | None]
+  shards: list[dict[str, Any]]
+  seconds: float | None
   time: float
   running: bool = True
   saved: float | None = None
@@ -86,12 +84,16 @@ class Report:
   warnings: list[str] = dataclasses.field(default_factory=list)
   strata: dict[str, Stratum] = dataclasses.field(default_factory=dict)
   bottleneck: str | None = None
+  checkpoint: dict[str, int] = dataclasses.field(default_factory=dict)
 
   @property
   def state(self) -> str | None:
     """Sentence that says from when the numbers are; None if a server answered."""
     if self.running:
       return None
+    if self.checkpoint:
+      step, count = self.checkpoint['learner_step'], self.checkpoint['sequences']
+      return f'a fused run; shown is its checkpoint of update {step:,}, with {count:,} sequences'
     if self.saved is None:
       return (
         'the run is not running; shown is the end of its metrics, replay has no checkpoint here'
@@ -100,8 +102,25 @@ class Report:
     return f'the run is not running; shown is its checkpoint of {moment:%Y-%m-%d %H:%M:%S}'
 
   def to_json(self) -> dict[str, Any]:
-    """The report as `--json` prints it: keys stay the same between versions."""
-    return dataclasses.asdict(self)
+    """The report as `--json` prints it: keys stay the same between versions.
+
+    The report on a fused run has fewer: a stratum has 'size' and 'max_size' in sequences, its 'share' of each
+    batch, 'steps' of the environment and 'age' in updates.
+    """
+    if not self.checkpoint:
+      return dataclasses.asdict(self)
+    keys = ('size', 'max_size', 'share', 'steps')
+    return {
+      'time': self.time,
+      'environment_step': self.environment_step,
+      'warnings': self.warnings,
+      **self.checkpoint,
+      'replay_ratio': self.replay_ratio['achieved'],
+      'strata': {
+        name: {key: self.tables[name][key] for key in keys} | {'age': stratum.age_updates}
+        for name, stratum in self.strata.items()
+      },
+    }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,55 +142,38 @@ class Lost:
     return dataclasses.asdict(self)
 
 
-def stopped_table(size: int, max_size: int, **known: Any) -> dict[str, Any]:
-  """An entry of `Report.tables` without an answer of a server: what is not known is None.
-
-  Args:
-    size: number of sequences.
-    max_size: the largest number.
-    known: further entries.
-  """
-  unknown = ('inserted', 'sampled', 'bytes', 'inserts_per_second', 'samples_per_second')
-  inserted, unique = known.get('inserted'), known.get('unique_sampled')
-  return {
-    **dict.fromkeys(unknown),
-    'size': size,
-    'max_size': max_size,
-    'fill': size / max_size,
-    'unique_share': unique / inserted if inserted and unique is not None else None,
-    'worker_time': dict.fromkeys(inspector.WORKER_STATES, 0.0),
-    **known,
-  }
-
-
-def newest(
-  size: int,
+def strata(
   sizes: Mapping[str, int],
+  ages: Mapping[str, Quantiles | None],
   *,
-  num_steps: int | None,
-  ages: Quantiles | None,
   learner_step: int,
-) -> Stratum:
-  """The stratum of the newest sequences, whose distributions follow from its size and its ages.
+  num_steps: int | None,
+) -> dict[str, Stratum]:
+  """Statistics of strata that hold the newest sequences, without sampling any.
+
+  Every stratum drops its oldest sequences first. So its size gives their ages in steps, and the share
+  that other strata hold, too.
 
   Args:
-    size: number of its sequences.
-    sizes: sizes of all strata.
-    num_steps: environment steps of a sequence; None if unknown.
-    ages: ages in updates; None if unknown.
+    sizes: number of sequences of each stratum.
+    ages: their ages in updates; None if unknown.
     learner_step: number of updates so far.
+    num_steps: environment steps of a sequence; None if unknown.
   """
   names = list(inspector.QUANTILES)
-  versions = ages and {  # the oldest sequence has the lowest version
-    name: learner_step - ages[other] for name, other in zip(names, reversed(names), strict=True)
-  }
-  steps = None
-  if size and num_steps is not None:
-    steps = {name: at * (size - 1) * num_steps for name, at in inspector.QUANTILES.items()}
-  return Stratum(
-    sequences=size,
-    version=versions,
-    age_updates=ages,
-    age_steps=steps,
-    shared=min(sizes.values()) / size if size and len(sizes) > 1 else None,
-  )
+  found = {}
+  for name, size in sizes.items():
+    versions, steps, of_stratum = None, None, ages[name]
+    if of_stratum is not None:  # the oldest sequence has the lowest version
+      opposite = zip(names, reversed(names), strict=True)
+      versions = {each: learner_step - of_stratum[other] for each, other in opposite}
+    if size and num_steps is not None:
+      steps = {each: at * (size - 1) * num_steps for each, at in inspector.QUANTILES.items()}
+    found[name] = Stratum(
+      sequences=size,
+      version=versions,
+      age_updates=of_stratum,
+      age_steps=steps,
+      shared=min(sizes.values()) / size if size and len(sizes) > 1 else None,
+    )
+  return found

@@ -17,7 +17,7 @@ from hephaestus.agents import experience
 from hephaestus.agents import observation as observation_lib
 from hephaestus.launch.files import metrics
 from hephaestus.launch.inspect import console as console_lib
-from hephaestus.launch.inspect import live, targets, terminal
+from hephaestus.launch.inspect import live, terminal
 from hephaestus.launch.inspect import report as report_lib
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.replay import columns as columns_lib
@@ -65,12 +65,42 @@ class Stored(NamedTuple):
   samples: list[StoredSequence]
   draw: videos.Draw
 
-  def summary(self) -> dict[str, Any]:
-    """The statistics as JSON values: {'checkpoint': {'saved', 'sequences'}, 'strata'}."""
+  def to_json(self) -> dict[str, Any]:
+    """All of it as JSON values: {'stored': statistics, 'samples', 'violations'}.
+
+    Samples have the step types, actions, rewards and discounts of each step.
+    """
     return {
-      'checkpoint': {'saved': self.saved, 'sequences': self.sequences},
-      'strata': {name: dataclasses.asdict(each) for name, each in self.strata.items()},
+      'stored': {
+        'checkpoint': {'saved': self.saved, 'sequences': self.sequences},
+        'strata': {name: dataclasses.asdict(each) for name, each in self.strata.items()},
+      },
+      'samples': [
+        {
+          'table': sample.table,
+          'key': sample.item.key,
+          'times_sampled': sample.item.times_sampled,
+          'inserted': sample.item.inserted,
+          'version': int(sample.sequence.version),
+          'actor_id': int(sample.sequence.actor_id),
+          'rows': {
+            name: metrics.plain(getattr(sample.sequence, name))
+            for name in ('step_type', 'action', 'reward', 'discount')
+          },
+        }
+        for sample in self.samples
+      ],
+      'violations': self.violations,
     }
+
+
+class _Shard(NamedTuple):
+  """The checkpoint of one shard: as `Stored`, and its `rows`, all items by table, the oldest first."""
+
+  saved: float
+  rows: list[StoredSequence]
+  violations: list[str]
+  samples: list[StoredSequence]
 
 
 def read(target: str, num_samples: int = 0) -> Stored:
@@ -87,7 +117,7 @@ def read(target: str, num_samples: int = 0) -> Stored:
     ValueError: the target is not the folder of a distributed run of an off-policy agent, it has no
       checkpoint of replay, or Reverb is not installed.
   """
-  folder, config, _ = targets.find(target)
+  folder, config, _ = live.find(target)
   if folder is None or config is None:
     raise ValueError(f"{target}: --check and --sample read a checkpoint; give the run's folder")
   if config.record.on_policy:
@@ -96,8 +126,8 @@ def read(target: str, num_samples: int = 0) -> Stored:
     )
   parts = parts_lib.make_parts(config)
   names = parts_lib.replay_names(config.replay.num_shards)
-  folders = map(pathlib.Path, parts_lib.replay_folders(folder, config.replay.num_shards))
-  places = dict(zip(names, folders, strict=True))
+  folders = parts_lib.replay_folders(folder, config.replay.num_shards)
+  places = dict(zip(names, map(pathlib.Path, folders), strict=True))
   # In a run on several hosts, each host keeps the checkpoints of its own shards.
   here = {name: place for name, place in places.items() if place.is_dir()} or places
   shards: dict[str, _Shard] = {}
@@ -127,22 +157,6 @@ def read(target: str, num_samples: int = 0) -> Stored:
     samples=[sample for shard in shards.values() for sample in shard.samples],
     draw=parts.environment.draw,
   )
-
-
-class _Shard(NamedTuple):
-  """The checkpoint of one shard.
-
-  Attributes:
-    saved: unix seconds at which the checkpoint was complete.
-    rows: all its items, by table, the oldest first.
-    violations: a line for each fault that was found.
-    samples: sequences of each stratum, evenly spaced from the oldest to the newest.
-  """
-
-  saved: float
-  rows: list[StoredSequence]
-  violations: list[str]
-  samples: list[StoredSequence]
 
 
 def _read(
@@ -204,25 +218,22 @@ def _strata(
     steps_per_sequence: environment steps of a sequence.
   """
   newest = max((int(row.sequence.version) for row in rows if row.sequence is not None), default=0)
-  chunks = {
-    each.name: {row.item.chunks for row in rows if row.table == each.name} for each in strata
+  items = {each.name: [row for row in rows if row.table == each.name] for each in strata}
+  whole = {name: [row for row in each if row.sequence is not None] for name, each in items.items()}
+  ages = {
+    name: [newest - int(row.sequence.version) for row in each] for name, each in whole.items()
   }
-  found = {}
-  for name, ours in chunks.items():
-    count = sum(row.table == name for row in rows)
-    kept = [row for row in rows if row.table == name and row.sequence is not None]
-    versions = np.array([int(row.sequence.version) for row in kept], np.int64)
-    streams = [[row.sequence] for row in kept] if num_envs is None else _streams(kept, num_envs)
+  found = report_lib.strata(
+    {name: len(each) for name, each in items.items()},
+    {name: inspector.quantiles(np.array(each)) for name, each in ages.items()},
+    learner_step=newest,
+    num_steps=steps_per_sequence,
+  )
+  for name, each in whole.items():
+    streams = [[row.sequence] for row in each] if num_envs is None else _streams(each, num_envs)
     returns = [value for stream in streams for value in experience.episode_returns(stream)]
-    shared = set.intersection(*chunks.values()) if len(chunks) > 1 else set()
-    found[name] = report_lib.Stratum(
-      sequences=count,
-      version=inspector.quantiles(versions),
-      age_updates=inspector.quantiles(newest - versions),
-      age_steps=inspector.quantiles(np.arange(count) * steps_per_sequence),
-      episodes=len(returns),
-      episode_return=inspector.quantiles(np.asarray(returns)),
-      shared=len(shared) / len(ours) if ours else None,
+    found[name] = dataclasses.replace(
+      found[name], episodes=len(returns), episode_return=inspector.quantiles(np.array(returns))
     )
   return found
 
@@ -262,12 +273,7 @@ def _streams(rows: Sequence[StoredSequence], num_envs: int) -> Iterator[list[exp
 
 
 def show(target: str, stored: Stored) -> None:
-  """Prints the summary and the samples as tables.
-
-  Args:
-    target: the run's folder, for the heading.
-    stored: content of its checkpoint.
-  """
+  """Prints the summary of a run's checkpoint and its samples as tables."""
   console = console_lib.make()
   say = lambda text: console.print(text, markup=False, highlight=False)
   moment = datetime.datetime.fromtimestamp(stored.saved)
@@ -328,34 +334,10 @@ def _cell(value: np.ndarray) -> str:
   return f'[{shape}] {show(value.min())} to {show(value.max())}'
 
 
-def samples_json(samples: list[StoredSequence]) -> list[dict[str, Any]]:
-  """Converts samples to JSON values, with step types, actions, rewards and discounts of each step."""
-  return [
-    {
-      'table': sample.table,
-      'key': sample.item.key,
-      'times_sampled': sample.item.times_sampled,
-      'inserted': sample.item.inserted,
-      'version': int(sample.sequence.version),
-      'actor_id': int(sample.sequence.actor_id),
-      'rows': {
-        name: metrics.plain(getattr(sample.sequence, name))
-        for name in ('step_type', 'action', 'reward', 'discount')
-      },
-    }
-    for sample in samples
-  ]
-
-
 def write_videos(stored: Stored, folder: pathlib.Path) -> list[pathlib.Path]:
-  """Writes a GIF of each sample, FOLDER/TABLE-NUMBER.gif, and returns their paths.
+  """Writes a GIF of each sample, FOLDER/TABLE-NUMBER.gif, by `videos.drawing`; returns their paths.
 
-  `videos.drawing` draws the observations. Replay does not store the environment's state, so a GIF may
-  show less than a rendered episode.
-
-  Args:
-    stored: content of a checkpoint, with samples.
-    folder: where to write the GIFs.
+  Replay does not store the environment's state, so a GIF may show less than a rendered episode.
   """
   made: list[pathlib.Path] = []
   numbers: collections.Counter[str] = collections.Counter()

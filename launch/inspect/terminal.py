@@ -21,7 +21,6 @@ from hephaestus.launch.inspect import live
 from hephaestus.launch.inspect import report as report_lib
 from hephaestus.replay import tables
 
-WIDE = 130  # columns of a terminal from which curves are to the right of the numbers
 LABEL = 18  # columns of the name of a number
 Reported = report_lib.Report | report_lib.Lost
 HEADINGS = {
@@ -39,6 +38,14 @@ _ACTIVITIES = {
   'sampling': 'sampling',
   'inserting': 'inserting',
   'running': 'other',
+}
+
+
+_LIMITER_STATES = {
+  'open': 'blocks neither inserts nor sampling',
+  'warming up': 'blocks sampling until {} inserted',
+  'inserts wait': 'blocks inserts until {} sampled',
+  'samples wait': 'blocks sampling until {} inserted',
 }
 
 
@@ -99,14 +106,10 @@ def watch(
   If the server is lost, this reports it and retries; a supervised run restarts its server.
 
   Args:
-    target: a run's folder, or HOST:PORT of a replay server.
+    target: see `live.find`; ValueError if it is not valid, or the run's folder was deleted meanwhile.
     period: seconds between two reports.
-    as_json: whether to print each report as a line of JSON instead. While no server answers, the line
-      is {'time', 'address', 'error'}.
+    as_json: whether to print each report as a line of JSON instead.
     console: where to show it; stdout by default.
-
-  Raises:
-    ValueError: the target is not valid, or the run's folder was deleted meanwhile.
   """
   console = console or console_lib.make()
   reports: collections.deque[Reported] = collections.deque(maxlen=1000)
@@ -157,19 +160,16 @@ def _table(report: report_lib.Report, width: int) -> rich.text.Text:
 
   Only a terminal of at least 100 columns has room for the counts of inserts and samples.
   """
-  headings = [*COLUMNS]
-  if width < 100:
-    headings = [heading for heading in headings if heading not in ('inserted', 'sampled')]
+  narrow = width < 100
+  headings = [each for each in COLUMNS if not (narrow and each in ('inserted', 'sampled'))]
   blocks = [cells(report.tables)]
   for number, shard in enumerate(report.shards if len(report.shards) > 1 else ()):
+    rows = cells(shard['tables'])
     if report.running and not shard['alive']:
-      blocks.append([dict.fromkeys(headings, '') | {'table': f'shard {number}: no answer'}])
-    else:
-      blocks.append(
-        [row | {'table': f'{number}: {row["table"]}'} for row in cells(shard['tables'])]
-      )
-  rows = [[[row[heading] for heading in headings] for row in block] for block in blocks]
-  return console_lib.table(headings, rows, left=1)
+      rows = [dict.fromkeys(headings, '') | {'table': 'no answer'}]
+    blocks.append([row | {'table': f'{number}: {row["table"]}'} for row in rows])
+  texts = [[[row[heading] for heading in headings] for row in block] for block in blocks]
+  return console_lib.table(headings, texts, left=1)
 
 
 def distributions(strata: Mapping[str, report_lib.Stratum]) -> list[dict[str, str]]:
@@ -177,22 +177,17 @@ def distributions(strata: Mapping[str, report_lib.Stratum]) -> list[dict[str, st
   rows = []
   for name, stratum in sorted(strata.items()):
     for key, label in report_lib.DISTRIBUTIONS.items():
-      values = getattr(stratum, key)
       number = ',.5g' if key == 'episode_return' else ',.0f'
-      if values is not None:
-        cells = {heading: format(values[each], number) for each, heading in HEADINGS.items()}
-        rows.append({'stratum': name, 'distribution of': label, **cells})
+      if (values := getattr(stratum, key)) is not None:
+        shown = {heading: format(values[each], number) for each, heading in HEADINGS.items()}
+        rows.append({'stratum': name, 'distribution of': label, **shown})
   return rows
 
 
 def distribution_table(strata: Mapping[str, report_lib.Stratum]) -> rich.text.Text:
   """The distributions of strata, for a terminal; empty if none is known."""
   rows = distributions(strata)
-  names = [row['stratum'] for row in rows]
-  lines = [
-    [name if name != before else '', *list(row.values())[1:]]
-    for before, name, row in zip(['', *names], names, rows, strict=False)
-  ]
+  lines = [list(row.values()) for row in rows]
   return console_lib.table(list(rows[0]), [lines], left=2) if rows else rich.text.Text()
 
 
@@ -218,16 +213,8 @@ def numbers(report: report_lib.Report) -> dict[str, str]:
     alive = f'{len(report.shards) - len(lost)} of {len(report.shards)} answer'
     named['shards'] = f'{alive}; no answer: {", ".join(lost)}' if lost else alive
   if limiter is not None:
-    missing = f'{limiter["missing"]:,} more sequences are'
-    named['limiter'] = (
-      f'{limiter["table"]}: '
-      + {
-        'open': 'blocks neither inserts nor sampling',
-        'warming up': f'blocks sampling until {missing} inserted',
-        'inserts wait': f'blocks inserts until {missing} sampled',
-        'samples wait': f'blocks sampling until {missing} inserted',
-      }[limiter['state']]
-    )
+    state = _LIMITER_STATES[limiter['state']].format(f'{limiter["missing"]:,} more sequences are')
+    named['limiter'] = f'{limiter["table"]}: {state}'
   if report.bottleneck is not None:
     named['bottleneck'] = report.bottleneck
   if report.environment_step is not None:
@@ -237,10 +224,7 @@ def numbers(report: report_lib.Report) -> dict[str, str]:
     named['parameters'] = f'version {report.parameter_version:,}'
   elif report.environment_step is None and tables.PARAMS in report.tables:  # no run
     published = report.tables[tables.PARAMS]['inserted']
-    named['parameters'] = (
-      f'published {published:,} times; the version is unknown, since sampling it would change the '
-      "table's counters: give the run's folder"
-    )
+    named['parameters'] = f"published {published:,} times; give the run's folder for the version"
   if report.staleness:
     newest, oldest = report.staleness['newest_updates'], report.staleness['oldest_updates']
     span = f'{oldest:,}' if newest == oldest else f'{newest:,} to {oldest:,}'
@@ -279,14 +263,7 @@ def _grid(named: dict[str, str]) -> rich.table.Table:
 def frame(
   target: str, reports: Sequence[Reported], period: float, width: int
 ) -> rich.console.RenderableType:
-  """Makes the live view: the newest report as tables, and curves of the last reports.
-
-  Args:
-    target: target of the reports, for the heading.
-    reports: the last reports, at least one, the oldest first.
-    period: seconds between two reports.
-    width: columns of the terminal.
-  """
+  """Makes the live view: the newest of the last reports as tables, and curves of all of them."""
   newest = reports[-1]
   moment = datetime.datetime.fromtimestamp(newest.time)
   heading = f'{target}  {newest.address}  {moment:%H:%M:%S}  every {period:g} s, Ctrl-C to stop'
@@ -294,19 +271,11 @@ def frame(
   if isinstance(newest, report_lib.Lost):
     parts.append(rich.markup.escape(f'{newest.error}; retrying'))
   answered = next((each for each in reversed(reports) if isinstance(each, report_lib.Report)), None)
-  if answered is None:
-    return rich.console.Group(*parts)
-  parts.append(_table(answered, width))
-  named, half = _grid(numbers(answered)), width // 2 - 2
-  curves = _curves(reports, (width if width < WIDE else half) - LABEL - 12)
-  others = rich.console.Group(curves, '', distribution_table(answered.strata))
-  if width < WIDE:  # a low terminal cuts off the end
-    return rich.console.Group(*parts, named, '', others)
-  columns = rich.table.Table.grid(padding=(0, 2), expand=True)
-  columns.add_column(width=half)
-  columns.add_column(width=half)
-  columns.add_row(named, others)
-  return rich.console.Group(*parts, columns)
+  if answered is not None:  # a low terminal cuts off the end
+    curves = _curves(reports, width - LABEL - 12)
+    parts += [_table(answered, width), _grid(numbers(answered)), '', curves, '']
+    parts.append(distribution_table(answered.strata))
+  return rich.console.Group(*parts)
 
 
 def _curves(reports: Sequence[Reported], width: int) -> rich.text.Text:
@@ -362,12 +331,7 @@ def for_page(report: report_lib.Report) -> dict[str, Any]:
 
 
 def curve(values: Iterable[float | None], top: float) -> str:
-  """Draws a curve as one block character for each value; a space for None.
-
-  Args:
-    values: the values, each at least 0 or None.
-    top: the value of a full block.
-  """
+  """Draws a curve as one block character for each value, a full one at `top`; a space for None."""
   last = len(_BLOCKS) - 1
   height = lambda value: min(last, int(value / top * (last + 1))) if top > 0 else 0
   return ''.join(' ' if value is None else _BLOCKS[height(value)] for value in values)

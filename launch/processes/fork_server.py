@@ -66,16 +66,9 @@ class ForkServer:
     self._socket = ours
 
   def start(
-    self,
-    name: str,
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    log: int,
-    pipe: int,
+    self, name: str, command: Sequence[str], environment: Mapping[str, str], log: int, pipe: int
   ) -> Forked:
-    """Starts a program as a child process of the caller, with a session of its own.
-
-    The program is killed when the caller ends.
+    """Starts a program as a child process of the caller, with a session of its own, that ends with it.
 
     Args:
       name: name of the process in `top` and `ps -o comm`; the kernel keeps 15 bytes of it.

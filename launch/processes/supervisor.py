@@ -72,7 +72,7 @@ class Event(NamedTuple):
     name: name of the process.
     pid: process ID since its last start; 0 if it could not be started.
     exit_code: exit code of its last end, negative for a signal; None before.
-    restarts: number of its restarts so far, without the one that `restarting` announces.
+    restarts: number of its restarts so far.
     delay_seconds: time until it is restarted, for `restarting`; else 0.
   """
 
@@ -90,8 +90,7 @@ class Outcome(NamedTuple):
   Attributes:
     exit_code: 0 when finished or interrupted, 1 when a process was given up.
     interrupted: number of the signal that ended the run; 0 for none.
-    failed: name of the process that was given up; None for none.
-    failed_exit_code: its last exit code, negative for a signal; None for none.
+    failed, failed_exit_code: name of the process that was given up, and its last exit code; or None.
     last_lines: last lines of its log, at most `LAST_LINES`, since its last start only.
     restarts: name of each process -> number of its restarts.
   """
@@ -153,9 +152,6 @@ class Interrupts:
 class Restarts:
   """Rules by which a process is restarted, or given up, which ends the run.
 
-  Raises:
-    ValueError: a maximum is below 1.
-
   Attributes:
     backoff_seconds: time before the first restart; doubles with each further failure in a row.
     max_backoff_seconds: longest time before a restart.
@@ -175,11 +171,6 @@ class Restarts:
   max_fast_kills: int = 20
   together: Sequence[str] = ()
 
-  def __post_init__(self):
-    for name in ('max_fast_failures', 'max_fast_kills'):
-      if getattr(self, name) < 1:
-        raise ValueError(f'{name} must be at least 1, got {getattr(self, name)}.')
-
   def delay(self, failures: int) -> float:
     """Seconds before the restart after `failures` failures in a row."""
     doublings = min(max(failures - 1, 0), 30)
@@ -193,12 +184,10 @@ class Stopping:
   Attributes:
     groups: names of processes, stopped one group after another, and seconds between SIGTERM and SIGKILL
       for each group; None for all processes at once, with 10 s.
-    total_seconds: time for all groups together, after which every process is killed.
     on_signal: called, before anything is stopped, if a signal has asked to stop.
   """
 
   groups: Sequence[tuple[Sequence[str], float]] | None = None
-  total_seconds: float = 30.0
   on_signal: Callable[[], None] = lambda: None
 
 
@@ -227,6 +216,17 @@ class Supervisor:
   Ends by SIGKILL, or with one of the `external_exit_codes` of the process, have a maximum of their own,
   because they are rarely its fault. A signal (see `Interrupts`) stops all processes in order; a second
   one kills them. If the supervisor itself is killed, so are its processes and their process groups.
+
+  Args:
+    processes: processes to run, started in this order by `run`; their names differ.
+    is_over: names of finished processes -> whether the run is finished; by default it ends by a signal
+      or a failure only.
+    restarts: when to restart and when to give up.
+    stopping: order and grace periods of stopping.
+    on_event: called with every event, from the thread that runs.
+    on_tick: called about every `TICK_SECONDS`, also while stopping.
+    forks: fork server for the commands that it can run, which saves their imports. Other commands,
+      and all commands if it is gone, run as new programs.
   """
 
   def __init__(
@@ -240,34 +240,12 @@ class Supervisor:
     on_tick: Callable[[], None] = lambda: None,
     forks: fork_server.ForkServer | None = None,
   ):
-    """Initializes the supervisor; nothing starts before `run`.
-
-    Args:
-      processes: processes to run, started in this order.
-      is_over: names of finished processes -> whether the run is finished; by default it ends by a signal
-        or a failure only.
-      restarts: when to restart and when to give up.
-      stopping: order and grace periods of stopping.
-      on_event: called with every event, from the thread that runs.
-      on_tick: called about every `TICK_SECONDS`, also while stopping.
-      forks: fork server for the commands that it can run, which saves their imports. Other commands,
-        and all commands if it is gone, run as new programs.
-
-    Raises:
-      ValueError: names are missing or repeated, or `stopping` does not match them.
-    """
     names = [process.name for process in processes]
-    if not names:
-      raise ValueError('No processes to supervise: give at least one.')
-    if repeated := [name for name, count in collections.Counter(names).items() if count > 1]:
-      raise ValueError(f'Names of processes must differ, but {repeated} are repeated.')
     self._stop_groups = stopping.groups or [(names, 10.0)]
-    if sorted(name for group, _ in self._stop_groups for name in group) != sorted(names):
-      raise ValueError(f'`groups` must name each of {names} once, got {stopping.groups}.')
     self._children = {process.name: _Child(process) for process in processes}
     self._is_over = is_over
     self._restarts = restarts
-    self._stopping = stopping
+    self._on_signal = stopping.on_signal
     self._on_event = on_event
     self._on_tick = on_tick
     self._forks = forks
@@ -288,13 +266,14 @@ class Supervisor:
       stack.callback(self._kill, self._children.values())
       for child in self._children.values():
         self._start(child)
-      while not (self._failed or self._interrupts.count or self._is_finished()):
+      finished = lambda: {name for name, child in self._children.items() if child.finished}
+      while not (self._failed or self._interrupts.count or self._is_over(finished())):
         self._pause()
         self._restart_ended()
       interrupted = self._interrupts.count > 0 and not self._failed
       if interrupted:
         with contextlib.suppress(OSError):  # as in _emit
-          self._stopping.on_signal()
+          self._on_signal()
       self._stop()
     failed = self._failed
     return Outcome(
@@ -321,9 +300,6 @@ class Supervisor:
       guard.wait()
       os.close(guard_end)  # open until now, so that writes to the pipe never raise
 
-  def _is_finished(self) -> bool:
-    return self._is_over({name for name, child in self._children.items() if child.finished})
-
   def _start(self, child: _Child) -> None:
     process = child.process
     with _open_log(process.log) as log:
@@ -336,12 +312,11 @@ class Supervisor:
         child.running = self._fork(process, log) or self._execute(process, log)
       except OSError as error:
         _note(log, f'{error}\n')
-    if child.running is None:
-      child.pid = 0
-      self._on_exit(child, CANNOT_START)
-    else:
-      child.pid = child.running.pid
+    child.pid = child.running.pid if child.running else 0
+    if child.running:
       self._emit('started', child)
+    else:
+      self._on_exit(child, CANNOT_START)
 
   def _fork(self, process: Process, log: BinaryIO) -> fork_server.Forked | None:
     """Runs a command in a fork of the fork server; None where that is impossible."""
@@ -397,8 +372,8 @@ class Supervisor:
     child.restart_at = time.monotonic() + delay_seconds
     self._emit('restarting', child, delay_seconds)
     together = self._restarts.together
-    others = [self._children[name] for name in together if name != child.process.name]
-    others = others if child.process.name in together else []
+    shares = child.process.name in together
+    others = [self._children[name] for name in together if shares and name != child.process.name]
     self._kill(others)
     for other in others:
       other.finished = False
@@ -406,16 +381,15 @@ class Supervisor:
       other.fast_failures, other.fast_kills = child.fast_failures, child.fast_kills
 
   def _stop(self) -> None:
-    deadline = time.monotonic() + self._stopping.total_seconds
     for names, grace_seconds in self._stop_groups:
       children = [self._children[name] for name in names]
       for child in children:
         if child.running and self._reap_stopped(child):
           os.kill(child.pid, signal.SIGTERM)
           self._emit('stopping', child)
-      group_deadline = min(time.monotonic() + grace_seconds, deadline)
+      deadline = time.monotonic() + grace_seconds
       while alive := [child for child in children if self._reap_stopped(child)]:
-        if self._interrupts.count > 1 or time.monotonic() >= group_deadline:
+        if self._interrupts.count > 1 or time.monotonic() >= deadline:
           self._kill(alive)
           break
         self._pause()
@@ -469,12 +443,7 @@ class Supervisor:
 
   def _emit(self, kind: str, child: _Child, delay_seconds: float = 0.0) -> None:
     event = Event(
-      kind=kind,
-      name=child.process.name,
-      pid=child.pid,
-      exit_code=child.exit_code,
-      restarts=child.restarts,
-      delay_seconds=delay_seconds,
+      kind, child.process.name, child.pid, child.exit_code, child.restarts, delay_seconds
     )
     with contextlib.suppress(OSError):  # a closed terminal is no reason to kill the learner
       self._on_event(event)

@@ -17,7 +17,6 @@ import numpy as np
 
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import history
-from hephaestus.launch.inspect import targets
 from hephaestus.launch.report import curves, panels, server
 
 MEDIA_TYPES = {'.mp4': 'video/mp4', '.webm': 'video/webm'}
@@ -177,7 +176,6 @@ class _Reports:
     self._lock = threading.Lock()
     self._at = -np.inf
     self._newest: dict[str, Any] = {}
-    self._saved: int | None = None  # when the checkpoints of a fused run had changed last
 
   def newest(self) -> dict[str, Any]:
     with self._lock:
@@ -189,20 +187,15 @@ class _Reports:
   def _read(self) -> dict[str, Any]:
     if not (self._folder / folder_lib.CONFIG).exists():
       return {'error': panels.gone(self._folder)}
-    from hephaestus.launch.inspect import device_replay, live, terminal  # JAX and Reverb
+    from hephaestus.launch.inspect import live, terminal  # JAX and Reverb
 
     try:
-      if targets.is_kept_on_a_device(str(self._folder)) and not folder_lib.is_running(self._folder):
-        checkpoints = self._folder / 'checkpoints'
-        saved = checkpoints.stat().st_mtime_ns if checkpoints.exists() else None
-        if saved is None or self._saved != saved:  # a checkpoint takes a while to read
-          self._newest = terminal.for_page(device_replay.read(str(self._folder)))
-          self._saved = saved
-        return self._newest
       if self._inspection is None:
         self._inspection = live.Inspection(
           str(self._folder), timeout_seconds=2.0, read_seconds=READ_SECONDS
         )
+      if self._inspection.is_fused and folder_lib.is_running(self._folder):
+        return {'error': 'a fused run is one compiled program, without a replay server'}
       return terminal.for_page(self._inspection.report())
     except (ValueError, OSError) as error:  # of which ConnectionError is one
       return {'error': str(error)}

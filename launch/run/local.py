@@ -110,7 +110,6 @@ def train(
             ([name for name in commands if name in learners], 60.0),
             ([name for name in commands if name in replay], 2.0),
           ],
-          total_seconds=75.0,
           on_signal=lambda: watcher.progress.say(folder_lib.STOPPING),
         ),
         on_event=watcher.on_event,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import reverb
 
-from hephaestus.replay import checkpoint, tables, writer
+from hephaestus.replay import checkpoint, writer
 
 
 @pytest.fixture
@@ -78,10 +78,14 @@ def test_full_disk_leaves_previous_checkpoint(
   assert size_after_restart(directory) == 12
 
 
-@pytest.mark.parametrize('file', ['chunks.tfrecord', 'items.tfrecord', 'tables.tfrecord'])
-@pytest.mark.parametrize('harm', ['truncate', 'flip', 'remove', 'append'])
-def test_broken_checkpoint_falls_back_to_previous_one(saved, file, harm, caplog):
-  directory, paths = saved
+@pytest.mark.parametrize(
+  ('file', 'harm'),
+  [('chunks', 'truncate'), ('items', 'flip'), ('tables', 'remove'), ('chunks', 'append')],
+)
+def test_broken_checkpoint_falls_back_to_previous_one(
+  saved, file, harm, size_after_restart, caplog
+):
+  (directory, paths), file = saved, f'{file}.tfrecord'
   path = os.path.join(paths[1], file)
   size = os.path.getsize(path)
   if harm == 'remove':
@@ -105,15 +109,7 @@ def test_broken_checkpoint_falls_back_to_previous_one(saved, file, harm, caplog)
   assert file in caplog.text and 'set aside' in caplog.text and 'going back' in caplog.text
   corrupt = os.listdir(os.path.join(directory, 'corrupt'))
   assert corrupt == [f'{os.path.basename(paths[1])}.corrupt']
-
-
-def test_server_serves_previous_checkpoint_and_saves_again(
-  saved, size_after_restart, serve, unlimited
-):
-  directory, paths = saved
-  with open(os.path.join(paths[1], 'chunks.tfrecord'), 'r+b') as stream:
-    stream.truncate(100)
-  assert size_after_restart(directory) == 10
+  assert harm != 'truncate' or size_after_restart(directory) == 10
 
 
 def test_missing_reverb_folder_is_replaced_by_kept_checkpoint(saved):
@@ -121,14 +117,6 @@ def test_missing_reverb_folder_is_replaced_by_kept_checkpoint(saved):
   os.remove(os.path.join(paths[1], 'chunks.tfrecord'))  # the kept link stays
   assert checkpoint.prepare(directory) == paths[1]
   assert checkpoint.prepare(directory) == paths[1]
-
-
-def test_incomplete_checkpoint_is_not_reported_as_broken(saved, caplog):
-  directory, paths = saved
-  unfinished = os.path.join(directory, 'newest', '2999-01-01T00:00:00+00:00')
-  os.makedirs(unfinished)
-  assert checkpoint.prepare(directory) == paths[1]
-  assert not os.path.exists(unfinished) and 'broken' not in caplog.text
 
 
 def test_server_without_whole_checkpoint_starts_empty_and_logs_it(
@@ -142,13 +130,6 @@ def test_server_without_whole_checkpoint_starts_empty_and_logs_it(
   assert checkpoint.prepare(directory) is None
   assert 'starting empty' in caplog.text
   assert size_after_restart(directory) == 0
-
-
-def test_empty_server_can_be_saved(serve, tmp_path):
-  server, _ = serve(tables.ReplayConfig(), directory=str(tmp_path))
-  path = checkpoint.save(server.localhost_client(), str(tmp_path))
-  server.stop()
-  assert checkpoint.prepare(str(tmp_path)) == path
 
 
 def test_checkpoints_are_kept_in_order_after_the_clock_was_set_back(saved, serve, unlimited):
@@ -167,8 +148,10 @@ def test_checkpoints_are_kept_in_order_after_the_clock_was_set_back(saved, serve
   assert sorted(os.listdir(os.path.join(directory, 'kept'))) == kept
 
 
-def test_folders_that_are_no_checkpoints_are_kept(saved):
+def test_only_incomplete_checkpoints_are_removed(saved, caplog):
   directory, paths = saved
+  unfinished = os.path.join(directory, 'newest', '2999-01-01T00:00:00+00:00')
+  os.makedirs(unfinished)
   others = [
     os.path.join(directory, place, name)
     for place in ('newest', 'kept')
@@ -178,3 +161,4 @@ def test_folders_that_are_no_checkpoints_are_kept(saved):
     os.makedirs(path)
   assert checkpoint.prepare(directory) == paths[1]
   assert all(map(os.path.isdir, others))
+  assert not os.path.exists(unfinished) and 'broken' not in caplog.text

@@ -20,12 +20,6 @@ def test_tree_round_trips_and_bfloat16_is_stored_as_bits():
   assert back['b'].dtype == ml_dtypes.bfloat16 and back['b'].tobytes() == tree['b'].tobytes()
 
 
-def test_sorted_names_have_the_order_of_the_leaves():
-  schema = [jax.ShapeDtypeStruct((), np.float32)] * 120
-  names = columns.Columns(schema).names
-  assert sorted(names) == list(names)
-
-
 @pytest.mark.parametrize(
   'tree, words',
   [

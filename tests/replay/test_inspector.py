@@ -7,7 +7,7 @@ import psutil
 import pytest
 import reverb
 
-from hephaestus.replay import connection, inspector, reader, tables, writer
+from hephaestus.replay import connection, inspector, reader, writer
 
 SEQUENCE_BYTES = 4 * 4 + 4 * 8 * 4 + 4  # of the schema
 
@@ -104,15 +104,6 @@ def test_memory_of_a_local_server_is_its_process_resident_set(serve, unlimited):
   here = psutil.Process(os.getpid()).memory_info().rss
   assert inspector.Inspector(address).poll()['memory']['server'] == pytest.approx(here, rel=0.2)
   assert inspector.listener('203.0.113.1:80') is None  # of another machine
-
-
-def test_server_without_strata_is_inspected(unlimited, schema):
-  made = tables.make_tables(unlimited(), schema, batch_size=2, insert_size=1)
-  server = reverb.Server([table for table in made if table.name == tables.PARAMS], port=None)
-  report = inspector.Inspector(f'localhost:{server.port}').poll()
-  server.stop()
-  assert report['limiter'] is None and report['memory']['sequences'] is None
-  assert report['replay_ratio'] == {'configured': None, 'achieved': 0.0, 'recent': None}
 
 
 def test_unreachable_address_raises_within_the_timeout():

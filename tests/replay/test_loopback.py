@@ -92,11 +92,6 @@ def test_request_before_the_restriction_does_not_reach_the_server(
   server.stop()
 
 
-def test_port_without_listener_raises():
-  with pytest.raises(RuntimeError, match='does not listen'), loopback.restricted():
-    pass
-
-
 def test_refusal_describes_a_missing_or_ignored_permission(monkeypatch, outside):
   def refuse(listening):
     raise PermissionError(1, 'Operation not permitted')

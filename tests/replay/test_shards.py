@@ -1,15 +1,12 @@
 """Several shards as one replay: sampled evenly, skipped when down, each sequence stored once."""
 
-import threading
-
 import jax
 import numpy as np
 import polling
-import portpicker
 import pytest
 import reverb
 
-from hephaestus.replay import checkpoint, contents, parameters, reader, tables, writer
+from hephaestus.replay import parameters, reader, tables, writer
 
 SCHEMA = {'identity': jax.ShapeDtypeStruct((), np.int32)}
 CONFIG = tables.ReplayConfig(
@@ -99,19 +96,6 @@ def test_writer_skips_a_shard_with_blocked_inserts(serve):
   entry.close()
 
 
-def test_shard_with_another_schema_raises_while_others_answer(addresses, serve):
-  other = {'identity': jax.ShapeDtypeStruct((2,), np.int32)}
-  wrong = serve(CONFIG, schema=other, batch_size=16)[1]
-  entry = writer.Writer(addresses[0], CONFIG.strata, SCHEMA)
-  entry.write(identities(0, 40), never)
-  entry.close()
-  source = reader.Reader([addresses[0], wrong], CONFIG.strata, SCHEMA, batch_size=16)
-  with pytest.raises(ValueError, match='empty replay directory'):
-    for _ in range(10_000):
-      source.get(1.0)
-  source.close()
-
-
 def snapshot(version, ended_launch=0):
   return parameters.Snapshot(version, 10 * version, ended_launch, {'identity': np.int32(version)})
 
@@ -138,66 +122,3 @@ def test_parameters_are_published_to_all_shards_and_read_from_any(addresses, ser
   assert [each.ended_launch for each in found] == [7]
   for each in (publisher, stale):
     each.close()
-
-
-def test_killed_shard_is_skipped_and_used_again_after_restart(spawn, serve, tmp_path, caplog):
-  port, folder = portpicker.pick_unused_port(), str(tmp_path / 'killed')
-  process = spawn(CONFIG, port, folder, batch_size=16, insert_size=16)
-  other = str(tmp_path / 'other')
-  other_address = serve(CONFIG, schema=SCHEMA, insert_size=16, directory=other)[1]
-  addresses = [f'localhost:{port}', other_address]
-  entry = writer.Writer(addresses, CONFIG.strata, SCHEMA, timeout_seconds=1.0)
-  source = reader.Reader(addresses, CONFIG.strata, SCHEMA, batch_size=16, timeout_seconds=1.0)
-  stop, counts, next_identity = threading.Event(), [0], [0]
-
-  def write():
-    while not stop.is_set():
-      entry.write(identities(next_identity[0], next_identity[0] + 8), stop.is_set)
-      next_identity[0] += 8
-
-  def read():
-    while not stop.is_set():
-      counts[0] += source.get(0.2) is not None
-
-  def wait_for_progress(batches):
-    read_before, written = counts[0], entry.sequences_written
-    polling.until(
-      lambda: counts[0] > read_before + batches and entry.sequences_written > written + 50,
-      seconds=60,
-    )
-
-  polling.until(lambda: source._connections[0].info(1.0) is not None, seconds=120)
-  threads = [threading.Thread(target=target, daemon=True) for target in (write, read)]
-  for thread in threads:
-    thread.start()
-  try:
-    polling.until(lambda: entry._shards[0].sequences_written > 20, seconds=30)
-    wait_for_progress(50)
-    checkpoint.save(reverb.Client(addresses[0]), folder)
-    process.kill()
-    wait_for_progress(50)  # by the other shard
-    polling.until(lambda: not source._connections[0].alive, seconds=20)
-    assert 'going on without it' in caplog.text and source.server_alive
-    wait_for_progress(50)
-
-    serve(CONFIG, schema=SCHEMA, insert_size=16, directory=folder, port=port)
-    restored, written = sampled(addresses[0]), entry._shards[0].sequences_written
-    polling.until(lambda: entry._shards[0].sequences_written > written + 30, seconds=60)
-    polling.until(lambda: sampled(addresses[0]) > restored + 100, seconds=60)
-    wait_for_progress(50)
-  finally:
-    stop.set()
-    for thread in threads:
-      thread.join(10)
-    source.close()
-    entry.close()
-  # By the checkpoints of both, no sequence is stored twice; missing ones were inserted into the first
-  # after its checkpoint.
-  stored = []
-  for address, directory in zip(addresses, (folder, other), strict=True):
-    checkpoint.save(reverb.Client(address), directory)
-    sequences = contents.Contents(directory).read('episodic')
-    stored.append([int(columns[0][0]) for _, columns in sequences])
-  assert len(stored[0]) + len(stored[1]) == len(set(stored[0] + stored[1]))
-  assert len(stored[1]) == pytest.approx(entry._shards[1].sequences_written, abs=16)
-  assert entry.sequences_written >= len(stored[0] + stored[1]) - 32

