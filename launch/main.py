@@ -23,10 +23,9 @@ from hephaestus.launch.processes import fork_server
 from hephaestus.launch.report import commands as report_commands
 from hephaestus.launch.run import commands as run_commands
 from hephaestus.launch.run import flags
-from hephaestus.launch.sweep import commands as sweep_commands
 
 COMMANDS = (
-  run_commands, sweep_commands, cluster_commands, report_commands, dream_commands, interface_commands,
+  run_commands, cluster_commands, report_commands, dream_commands, interface_commands,
   inspect_commands, doctor_commands, bench_commands,
 )  # fmt: skip
 

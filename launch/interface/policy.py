@@ -37,17 +37,8 @@ class State(NamedTuple):
 class Policy:
   """A trained agent that chooses greedy or sampled actions; made by `load`.
 
-  Args:
-    path: folder from which it was loaded, or name of a shipped agent.
-    exported: config, learner step and specs of actions, as an exported policy has them.
-    agent: the agent's pure functions.
-    observation_spec: tree of `dm_env.specs` of one observation.
-    params: acting parameters, arrays on the host or on a device.
-    all_params: all parameters, host arrays; None where they are not stored.
-    environment: environment of the run; None: `config` makes it when it is needed.
-
   Attributes:
-    path: as given.
+    path: folder from which it was loaded, or name of a shipped agent.
     config: config of its run.
     learner_step: number of updates after which its parameters were saved.
     observation_spec: tree of `dm_env.specs` of one observation.
@@ -112,14 +103,7 @@ class Policy:
     )
 
   def initial_state(self, batch: int | None = None) -> State:
-    """Returns the state with which an episode begins.
-
-    Args:
-      batch: number of parallel environments, N; None for a single one, without a batch axis.
-
-    Raises:
-      ValueError: `batch` is not positive.
-    """
+    """The state with which an episode begins, of N = `batch` environments; None: without a batch axis."""
     if batch is not None and batch < 1:
       raise ValueError(f'batch={batch}: must be at least 1, or None for no batch axis')
     return State(
@@ -134,9 +118,6 @@ class Policy:
     Args:
       state: the state that `act` returned.
       ended: bool, of the shape of `state.first`; whether the next observation begins an episode.
-
-    Returns:
-      The state for the next call of `act`.
     """
     return state._replace(first=jnp.logical_or(state.first, jnp.asarray(ended, bool)))
 
@@ -185,13 +166,31 @@ class Policy:
       ValueError: dm-acme is not installed.
     """
     try:
-      from hephaestus.launch.interface import acme_actor
+      import acme
     except ModuleNotFoundError as error:
       raise ValueError(
         f'as_acme_actor: needs dm-acme, of the extra `distributed` ({error})'
       ) from None
+    policy, key, state = self, jax.random.key(seed), self.initial_state()
     greedy = self.config.evaluator.greedy if greedy is None else greedy
-    return acme_actor.Actor(self, seed=seed, greedy=greedy)
+
+    class Actor(acme.Actor):
+      def observe_first(self, timestep: dm_env.TimeStep) -> None:
+        nonlocal state
+        state = policy.reset(state, True)
+
+      def select_action(self, observation: Any) -> Any:
+        nonlocal state
+        action, state = policy.act(observation, state, key=key, greedy=greedy)
+        return action
+
+      def observe(self, action: Any, next_timestep: dm_env.TimeStep) -> None:
+        pass
+
+      def update(self, wait: bool = False) -> None:
+        pass
+
+    return Actor()
 
   def _checked(self, observation: Any, batch: tuple[int, ...]) -> Any:
     try:
@@ -309,14 +308,7 @@ def _load(
 
 
 def load_config(path: str | os.PathLike[str]) -> launch_config.ExperimentConfig:
-  """Reads the config of a run, or of an exported or shipped policy.
-
-  Args:
-    path: as of `load`.
-
-  Raises:
-    ValueError: `path` is none of these, or its config is broken.
-  """
+  """Reads the config of a run, or of an exported or shipped policy; ValueError if `path` is none of these."""
   folder = places.find(path)
   if (folder / places.POLICY).exists():
     return exported_lib.read(folder).config

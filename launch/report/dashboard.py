@@ -1,7 +1,6 @@
 """Serves a read-only web page of runs on the loopback interface."""
 
 import functools
-import hashlib
 import importlib.util
 import json
 import pathlib
@@ -18,7 +17,8 @@ import numpy as np
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import history
 from hephaestus.launch.inspect import targets
-from hephaestus.launch.report import curves, panels, server
+from hephaestus.launch.report import groups as groups_lib
+from hephaestus.launch.report import panels, server
 
 MEDIA_TYPES = {'.mp4': 'video/mp4', '.webm': 'video/webm'}
 MOST_VIDEOS = 6  # newest videos of a run that are shown
@@ -57,9 +57,9 @@ class Dashboard:
         self.left_out.append(str(error))
     if not self._histories:
       raise ValueError('; '.join(self.left_out) or 'no runs are given; name their folders')
-    self._groups = curves.groups(self._histories)
-    self._differences = panels.differences(self._histories)
-    self._drawn: dict[tuple[str, int], tuple[Any, str]] = {}
+    self._groups = groups_lib.make(self._histories)
+    self._differences = groups_lib.differences(self._histories)
+    self._drawn: dict[tuple[str, int], tuple[list[int], dict[str, Any]]] = {}
     self._reports = [_Reports(each.folder) for each in self._histories]
 
   def runs(self) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class Dashboard:
 
     Returns:
       The result of `panels.overview`, with at most MOST_VIDEOS 'videos' of each run, and {'x_axes':
-      {KEY: label}, 'differences': see `panels.differences`}
+      {KEY: label}, 'differences': see `groups.differences`}
     """
     with self._lock:
       self._read()
@@ -92,24 +92,17 @@ class Dashboard:
       unread = self._read()
       if unread > history.CHUNK:
         return json.dumps({'version': '', 'unread': unread, 'groups': None, 'charts': []})
-      versions = json.dumps([x, unread, [each.version for each in self._histories]])
-      version = hashlib.sha256(versions.encode()).hexdigest()[:16]
+      version = '-'.join([x, str(unread), *(str(each.version) for each in self._histories)])
       if version == known:
         return None
-      charts = [chart._asdict() for chart in panels.charts(panels.keys(self._histories))]
-      head = json.dumps({'version': version, 'unread': unread, 'charts': charts})
-      groups = ','.join(self._draw(x, index) for index in range(len(self._groups)))
-      return f'{head[:-1]}, "groups": [{groups}]}}'
+      groups = [self._draw(x, index) for index in range(len(self._groups))]
+      charts = [chart._asdict() for chart in panels.charts(key for each in groups for key in each)]
+      return json.dumps({'version': version, 'unread': unread, 'groups': groups, 'charts': charts})
 
   def replay(self, index: int) -> dict[str, Any]:
-    """Returns the newest report on the replay of a run, with the texts that show it.
+    """The newest report on the replay of the run with this index, see `terminal.for_page`, or {'error'}.
 
-    Args:
-      index: index of the run.
-
-    Returns:
-      The result of `terminal.for_page`, or {'error': the reason}. A fused run that is not running is
-      reported by its newest checkpoint.
+    A fused run that is not running is reported by its newest checkpoint.
     """
     return self._reports[index].newest()
 
@@ -118,7 +111,7 @@ class Dashboard:
 
     Args:
       index: index of the run.
-      name: name of a file in its folder videos.
+      name: name of a file in its folder of videos.
 
     Returns:
       Path and media type of a video that browsers can play; None if there is no such file.
@@ -157,14 +150,13 @@ class Dashboard:
       each.read(deadline)
     return sum(each.unread for each in self._histories)
 
-  def _draw(self, x: str, index: int) -> str:
-    """JSON text of all curves of a group; cached until one of its runs has new metrics."""
+  def _draw(self, x: str, index: int) -> dict[str, Any]:
+    """All curves of a group, as on the page; cached until one of its runs has new metrics."""
     members = self._groups[index].runs
     version = [each.version for each in members]
     known = self._drawn.get((x, index))
     if known is None or known[0] != version:
-      text = json.dumps(panels.to_json(panels.drawn(members, x)))
-      known = self._drawn[x, index] = version, text
+      known = self._drawn[x, index] = version, panels.to_json(panels.drawn(members, x))
     return known[1]
 
 
