@@ -94,14 +94,14 @@ class File:
   def column(self, key: str) -> np.ndarray:
     """[N] f64, the values of a key in all rows; NaN where a row has no number for it."""
     column = np.full(self._count, np.nan)
-    written = self._columns.get(key, ())
-    column[: len(written)] = written
+    if key in self._columns:
+      column[: len(self._columns[key])] = self._columns[key]
     return column
 
   def last(self, key: str) -> float | None:
     """Value of a key in the newest row; None if that row has none."""
-    column = self._columns.get(key, ())
-    return column[-1] if len(column) == self._count > 0 else None
+    column = self._columns.get(key)
+    return column[-1] if column and len(column) == self._count else None
 
   def read(self) -> bool:
     """Reads the next complete lines, up to CHUNK bytes; returns whether there were any."""

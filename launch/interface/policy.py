@@ -172,7 +172,7 @@ class Policy:
         f'as_acme_actor: needs dm-acme, of the extra `distributed` ({error})'
       ) from None
     policy, key, state = self, jax.random.key(seed), self.initial_state()
-    greedy = self.config.evaluator.greedy if greedy is None else greedy
+    is_greedy = self.config.evaluator.greedy if greedy is None else greedy
 
     class Actor(acme.Actor):
       def observe_first(self, timestep: dm_env.TimeStep) -> None:
@@ -181,7 +181,7 @@ class Policy:
 
       def select_action(self, observation: Any) -> Any:
         nonlocal state
-        action, state = policy.act(observation, state, key=key, greedy=greedy)
+        action, state = policy.act(observation, state, key=key, greedy=is_greedy)
         return action
 
       def observe(self, action: Any, next_timestep: dm_env.TimeStep) -> None:

@@ -37,11 +37,7 @@ class Run:
   """
 
   def __init__(self, folder: str | os.PathLike[str], *, trust: bool = False):
-    """Opens the folder of a run.
-
-    Args:
-      folder: path of the run's folder.
-      trust: whether to import the agent and the environment that the folder names by an import path.
+    """Opens the folder of a run; `trust` imports the agent and environment that it names by an import path.
 
     Raises:
       ValueError: it is not the folder of a run, its config is broken, or its agent would have to be
@@ -60,12 +56,7 @@ class Run:
     return f'Run({str(self.folder)!r})'
 
   def scores(self) -> dict[str, np.ndarray]:
-    """Metrics of all evaluations, such as `episode_return`; same as `curves('evaluator')`.
-
-    Returns:
-      One array for each metric by name, [E] with an entry for each evaluation. Among them are
-      `episode_return`, `normalised_score` and `environment_step`.
-    """
+    """Metrics of all evaluations by name, [E] each, such as `episode_return`: `curves('evaluator')`."""
     return self.curves('evaluator')
 
   def curves(self, node: str = 'learner') -> dict[str, np.ndarray]:
@@ -99,11 +90,9 @@ class Run:
     for file in sorted((self.folder / 'metrics').glob('*.jsonl')):
       if file.stem != 'events':
         rows = metrics.read(file)
-        names = dict.fromkeys(name for row in rows for name in row)
-        columns = {name: [row.get(name) for row in rows] for name in names}
         found[file.stem] = {
-          name: np.array([np.nan if x is None else x for x in column])
-          for name, column in columns.items()
+          name: np.array([np.nan if row.get(name) is None else row[name] for row in rows])
+          for name in dict.fromkeys(name for row in rows for name in row)
         }
     return found
 
@@ -122,14 +111,7 @@ class Run:
       logger.write(dict(zip(curves, row, strict=True)))
 
   def policy(self, checkpoint: str | int | None = None) -> 'policy_lib.Policy':
-    """Loads the run's policy.
-
-    Args:
-      checkpoint: learner step of a checkpoint, or 'best'; None for the newest.
-
-    Raises:
-      ValueError: as `load`.
-    """
+    """Loads the run's policy, see `load`."""
     from hephaestus.launch.interface import policy
 
     return policy.load(self.folder, checkpoint)

@@ -92,13 +92,15 @@ def _score(
   group: groups_lib.Group, curves: dict[str, panels.GroupCurve], keys: Sequence[str], axis: str
 ) -> str:
   """A line on the last value of a group's curve of the first of the keys that it has."""
-  names = f'{group.environment}  {group.label} ({len(group.runs)} seeds)'
+  count = len(group.runs)
+  names = f'{group.environment}  {group.label} ({count} seed{"s" * (count > 1)})'
   key = next((key for key in keys if key in curves and len(curves[key].x)), None)
   if key is None:
     return f'{names}  no {" or ".join(keys)}'
   x, mean, low, high, seeds = curves[key]
   values = f'{mean[-1]:.4g} ({low[-1]:.4g} to {high[-1]:.4g})' if seeds else f'{mean[-1]:.4g}'
-  return f'{names}  {key} {values} at {x[-1]:,.4g} {axis}'
+  place = f'{x[-1]:,.1f}'.removesuffix('.0')
+  return f'{names}  {key} {values} at {place} {axis}'
 
 
 def _write(

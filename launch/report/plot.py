@@ -5,6 +5,7 @@ import pathlib
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from hephaestus.launch.files import history
 from hephaestus.launch.report import panels, server
@@ -73,7 +74,7 @@ def draw(
   figure = figures.Figure((6.4, 3.9), 200, facecolor=colours['card'], layout='constrained')
   axes = figure.add_subplot(facecolor=colours['card'])
   for index, (label, (x, mean, low, high, seeds)) in enumerate(curves.items()):
-    steps = {'color': colours[f'c{index % COLOURS}'], 'drawstyle': 'steps-post'}
+    steps: Any = {'color': colours[f'c{index % COLOURS}'], 'drawstyle': 'steps-post'}
     for seed in seeds:
       axes.plot(seed.x, seed.mean, linewidth=0.7, alpha=0.4, **steps)
     axes.fill_between(x, low, high, color=steps['color'], alpha=0.18, linewidth=0, step='post')

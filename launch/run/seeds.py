@@ -80,7 +80,8 @@ def plan(request: request_lib.TrainRequest, seeds: Sequence[int]) -> list[SeedRu
       f'--run {request.run}: is the folder of a single run; give another for several, or leave out '
       '--seeds to resume it'
     )
-  parent, found = request.run, []
+  parent = request.run
+  found: list[SeedRun] = []
   for seed in dict.fromkeys(seeds):
     # Each run prints the same lines.
     with contextlib.redirect_stdout(io.StringIO()) if found else contextlib.nullcontext():

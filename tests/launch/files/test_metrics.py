@@ -173,15 +173,6 @@ def test_kill_leaves_complete_lines(path):
   assert steps == list(range(1, len(steps) + 1))
 
 
-@pytest.mark.parametrize('size', [10, metrics.TAIL_BYTES, 3 * metrics.TAIL_BYTES])
-def test_last_finds_row_of_any_size(path, size):
-  logger = metrics.JsonLines(path)
-  for step in range(3):
-    logger.write({'learner_step': step, 'padding': 'x' * size})
-  logger.close()
-  assert metrics.last(path) == metrics.read(path)[-1]
-
-
 def test_logger_writes_curves_for_tensorboard(tmp_path):
   logger = metrics.make_logger(tmp_path, 'learner', steps_key='learner_step', tensorboard=True)
   logger.write(

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import types
 
 import jax
 import jax.numpy as jnp
@@ -92,6 +93,9 @@ def test_curves_have_nan_where_a_report_lacks_a_value(run, tmp_path):
   np.testing.assert_equal(curves['b'], [np.nan, np.nan, 5])
   assert hephaestus.Run(folder).scores() == {}
   assert hephaestus.Run(folder).metrics().keys() == {'learner'}
+  logged: list = []
+  hephaestus.Run(folder).log_to(types.SimpleNamespace(write=logged.append))
+  assert [row['time'] for row in logged] == [1, 2, 3] and logged[0].keys() == curves.keys()
 
 
 @pytest.mark.parametrize(
@@ -340,10 +344,6 @@ def test_acting_needs_no_process_and_no_instance_of_the_environment(run, ppo, tm
   assert re.match(r'Policy\(ppo for instance:Catch-\d+, update ', loaded)
 
 
-def test_instance_resumes_its_run(ppo, tmp_path):
-  before = ppo.scores()['environment_step'][-1]
-  again = hephaestus.train(
-    catch.Catch(**tiny.CATCH), steps=int(before) + 200, preset='laptop', agent='ppo', run=ppo,
-    set=PPO,
-  )  # fmt: skip
-  assert again.scores()['environment_step'][-1] > before
+def test_instance_has_the_name_that_its_run_knows(ppo):
+  known = launch_config.load(ppo.folder / 'config.yaml').environment['name']
+  assert training._register(catch.Catch(**tiny.CATCH), ppo.folder) == known

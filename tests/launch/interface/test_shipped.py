@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 
 import hephaestus
+from hephaestus.actors import environments
+from hephaestus.actors.environments import export
 from hephaestus.launch import main
 from hephaestus.launch.interface import exported, places, shipping, training
 from hephaestus.launch.report import evaluate
 
 # Below what the policies reach: 1.0, 500, 8.4 and -0.8; a random policy has -0.6, 23, 1.0 and -2.6.
 LEAST_RETURN = {'catch': 0.9, 'gymnax/CartPole-v1': 400.0, 'grid_world': 6.0, 'hackmatrix': -1.4}
-EPISODES = 32
+EPISODES = 16
 
 
 @pytest.fixture
@@ -46,6 +48,18 @@ def test_shipped_agent_is_watched_and_dreamt(empty, capsys):
   assert lines[0].startswith('catch: catch, update ') and lines[1].startswith('step 0  action -')
   assert run('watch', 'catch', '--dream', '--output', 'dream.gif') == 0
   assert (empty / 'dream.gif').stat().st_size > 0
+
+
+def test_environment_loop_of_acme_plays_a_shipped_policy(empty):
+  acme = pytest.importorskip('acme')
+  from acme.utils import loggers
+
+  environment = export.as_dm_env(environments.make('catch'), seed=0)
+  spec = acme.make_environment_spec(environment)
+  assert (spec.actions.num_values, spec.observations.shape) == (3, (50,))
+  actor, logger = hephaestus.load('catch').as_acme_actor(greedy=True), loggers.InMemoryLogger()
+  acme.EnvironmentLoop(environment, actor, logger=logger).run(num_episodes=8)
+  assert [row['episode_return'] for row in logger.data] == [1.0] * 8  # a random policy: -0.6
 
 
 def test_exported_agent_is_smaller_and_not_dreamt(dreamer, empty, capsys):

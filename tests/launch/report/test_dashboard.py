@@ -108,15 +108,13 @@ def run(*arguments):
   return main.run(main.parse(['hephaestus', 'dashboard', *map(str, arguments)]))
 
 
-@pytest.mark.parametrize(
-  'path', ['', 'page.js', 'api/runs', 'api/curves', 'api/replay/0', 'video/0/7.gif']
-)
-def test_requests_without_token_are_refused(folder, serve, path):
+def test_requests_without_token_are_refused(folder, serve):
   served = serve(folder)
-  for token in ('wrong', '', 'secre', 'secret2', '..'):
-    status, content, _ = served.ask(path, token=token)
-    assert status == 403 and b'open the address that hephaestus dashboard printed' in content
-  assert served.ask(path)[0] == (404 if path.startswith('video') else 200)
+  for path in ('', 'page.js', 'api/runs', 'api/curves', 'api/replay/0', 'video/0/7.gif'):
+    for token in ('wrong', '', 'secre', 'secret2', '..'):
+      status, content, _ = served.ask(path, token=token)
+      assert status == 403 and b'open the address that hephaestus dashboard printed' in content
+    assert served.ask(path)[0] == (404 if path.startswith('video') else 200)
 
 
 def test_requests_of_other_hosts_and_origins_are_refused(folder, serve):
@@ -159,11 +157,7 @@ def test_replay_answer_equals_inspect(folder, serve):
   write(folder, 'actor-0', {'parameter_version': 470, 'throttled_fraction': 0.8})
   with replay_of(folder) as (address, strata):
     served = serve(folder)
-    empty = served.json('api/replay/0')
-    assert empty['report']['tables']['episodic']['size'] == 0
-    assert (
-      empty['numbers']['limiter'] == 'episodic: blocks sampling until 4 more sequences are inserted'
-    )
+    assert served.json('api/replay/0')['report']['tables']['episodic']['size'] == 0
     entry = writer.Writer(address, strata, SCHEMA)
     entry.write({'x': np.zeros((6, 250), np.float32)}, lambda: False)
     entry.close()
@@ -171,43 +165,29 @@ def test_replay_answer_equals_inspect(folder, serve):
     polling.until(held, 'a report on the inserted sequences')  # answers are cached for a moment
     answer = served.json('api/replay/0')
     expected = inspection.inspect(str(folder), seconds=0.01)
+  assert answer['report'].keys() == expected.to_json().keys()
   for key in ('address', 'environment_step', 'parameter_version', 'staleness', 'limiter',
               'bottleneck'):  # fmt: skip
     assert answer['report'][key] == getattr(expected, key), key
-  assert answer['report'].keys() == expected.to_json().keys()
-  ratios = answer['report']['replay_ratio'], expected.replay_ratio
-  assert ratios[0]['configured'] == ratios[1]['configured'] == 64.0
   for name, row in expected.tables.items():
     for key in ('size', 'max_size', 'inserted', 'sampled', 'unique_sampled', 'bytes', 'fill'):
       assert answer['report']['tables'][name][key] == row[key], (name, key)
-  assert (
-    answer['distributions'] == terminal.distributions(expected.strata)
-    and len(answer['distributions']) == 2
-  )
-  assert answer['cells'][0]['size'] == '6' and answer['numbers']['staleness'].endswith(
-    '30 updates old'
-  )
+  assert answer['distributions'] == terminal.distributions(expected.strata)
+  assert answer['cells'][0]['size'] == '6'
 
 
-def test_replay_answer_names_lost_server_and_fused_run(folder, tmp_path, serve):
+def test_replay_answer_without_a_server(folder, tmp_path, serve):
   (folder / 'address').write_text('localhost:1')
   make_run(tmp_path / 'fused', agent='ppo')
   served = serve(folder, tmp_path / 'fused')
-  assert served.json('api/replay/0')['error'].endswith(
-    f'; the run is not running, resume it with: hephaestus train --run {folder}'
-  )
+  assert f'hephaestus train --run {folder}' in served.json('api/replay/0')['error']
   assert 'without a replay' in served.json('api/replay/1')['error']
   for number in ('2', 'x', '-1', '00', '%C2%B2', '9' * 5000):  # %C2%B2 is ², a digit to Python
     assert served.ask(f'api/replay/{number}')[0] == 404
-
-
-def test_replay_answer_of_a_stopped_run_is_its_last_known(folder, serve):
-  (folder / 'address').write_text('localhost:1')
   write(folder, 'learner', {'learner_step': 7, 'environment_step': 120, 'starved_fraction': 0.0})
   answer = serve(folder).json('api/replay/0')
   assert answer['numbers']['environment steps'] == '120'
   assert answer['numbers']['state'].startswith('the run is not running')
-  assert answer['cells'] == [] and answer['moving'] == {}
 
 
 def test_run_without_metrics_is_shown(folder, serve):
@@ -220,16 +200,6 @@ def test_run_without_metrics_is_shown(folder, serve):
   assert shown['state'] == 'running' and 'no metrics yet' in shown['messages'][0]
   answer = served.json('api/curves')
   assert answer['charts'] == [] and answer['groups'] == [{}]
-
-
-def test_truncated_line_is_skipped_and_damaged_line_counted(folder, serve):
-  write(folder, 'learner', {'learner_step': 1, 'environment_step': 10, 'world_model/loss': 2.0})
-  with (folder / 'metrics' / 'learner.jsonl').open('a') as file:
-    file.write('torn apart\n{"time": 1795283077.24, "learner_st')
-  served = serve(folder)
-  (shown,) = served.json('api/runs')['runs']
-  assert shown['messages'] == ['1 line of its metrics is damaged and left out']
-  assert served.json('api/curves')['groups'][0]['learner/world_model/loss']['mean'] == [2.0]
 
 
 def test_deleted_folder_is_reported(folder, serve):
@@ -335,46 +305,29 @@ def test_videos_are_served_only_from_their_folder(folder, serve):
 
 
 def test_run_shows_states_and_events_of_its_nodes(folder, serve):
-  event = lambda kind, name, **more: {
-    'kind': kind,
-    'name': name,
-    'pid': 7,
-    'exit_code': None,
-    **more,
-  }
+  event = lambda kind, name, code=None, restarts=0: {
+    'kind': kind, 'name': name, 'pid': 7, 'exit_code': code, 'restarts': restarts
+  }  # fmt: skip
   write(
-    folder, 'events', event('started', 'learner', restarts=0), event('started', 'actor-0', restarts=0),
-    event('exited', 'actor-0', exit_code=-9, restarts=0),
-    event('restarting', 'actor-0', exit_code=-9, restarts=0), {'kind': 'warning', 'text': 'KL is large'},
-    event('started', 'actor-0', restarts=1),
+    folder, 'events', event('started', 'learner'), event('started', 'actor-0'),
+    event('exited', 'actor-0', -9), event('restarting', 'actor-0', -9),
+    {'kind': 'warning', 'text': 'KL is large'}, event('started', 'actor-0', restarts=1),
   )  # fmt: skip
   write(folder, 'learner', {'learner_step': 1, 'starved_fraction': 0.25})
-  shares = {'throttled_fraction': 0.5, 'unrolled_fraction': 0.25, 'inserted_fraction': 0.125}
-  write(folder, 'actor-0', shares)
+  write(folder, 'actor-0', {'throttled_fraction': 0.5, 'unrolled_fraction': 0.25})
   write(folder, 'evaluator', {'learner_step': 3})  # after the learner's newest metrics
   served = serve(folder)
   (shown,) = served.json('api/runs')['runs']
   assert shown['learner_step'] == 3
-  states = {node['name']: (node['state'], node['restarts']) for node in shown['nodes']}
-  assert states == {
-    'learner': ('killed with its launcher', 0),
-    'actor-0': ('killed with its launcher', 1),
-  }
+  killed = 'killed with its launcher'
+  states = [(node['name'], node['state'], node['restarts']) for node in shown['nodes']]
+  assert states == [('learner', killed, 0), ('actor-0', killed, 1)]
   assert [each['text'] for each in shown['events']] == [
     'actor-0 exited with code -9; restart 1', 'KL is large'
   ]  # fmt: skip
-  assert shown['times'] == [
-    {'name': 'learner', 'shares': {'updates': 0.75, 'waits for data': 0.25}},
-    {
-      'name': 'actor-0',
-      'shares': {
-        'other': 0.125,
-        'blocked by the rate limiter': 0.5,
-        'unrolls': 0.25,
-        'inserts': 0.125,
-      },
-    },
-  ]
+  learner, actor = (each['shares'] for each in shown['times'])
+  assert learner == {'updates': 0.75, 'waits for data': 0.25}
+  assert actor == {'other': 0.25, 'blocked by the rate limiter': 0.5, 'unrolls': 0.25}
   with folder_lib.only_one(folder):
     (shown,) = served.json('api/runs')['runs']
   assert [node['state'] for node in shown['nodes']] == ['running', 'running']
@@ -386,21 +339,18 @@ def test_numbers_are_rounded_to_five_digits():
 
 
 def test_dashboard_names_bad_input(folder, tmp_path, monkeypatch, capsys):
-  assert run(tmp_path / 'gone') == 2
-  assert capsys.readouterr().err == (
-    f'hephaestus dashboard: {tmp_path / "gone"}: is not the folder of a run, it has no config.yaml\n'
-  )
   with server.listen(0) as taken:
     port = taken.getsockname()[1]
-    assert run(folder, '--port', port) == 2
-  assert f'--port {port}: cannot be used (Address already in use)' in capsys.readouterr().err
-  assert run(folder, '--port', 70000) == 2
-  assert '--port 70000: cannot be used' in capsys.readouterr().err
+    for arguments, key in (
+      ([tmp_path / 'gone'], f'{tmp_path / "gone"}: '), ([folder, '--port', port], f'--port {port}: '),
+      ([folder, '--port', 70000], '--port 70000: '),
+    ):  # fmt: skip
+      assert run(*arguments) == 2
+      error = capsys.readouterr().err
+      assert key in error and error.count('\n') == 1
   monkeypatch.setattr(dashboard.importlib.util, 'find_spec', lambda name: None)
   assert run(folder) == 2
-  assert (
-    'Install the extra `dashboard`: uv sync --inexact --extra dashboard' in capsys.readouterr().err
-  )
+  assert 'uv sync --inexact --extra dashboard' in capsys.readouterr().err
 
 
 @pytest.fixture

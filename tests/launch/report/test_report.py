@@ -116,7 +116,7 @@ def test_label_groups_runs_into_one_curve(tmp_path, capsys):
   )
   assert run(a, b, c, '--label', 'fast', a, b) == 0
   shown = capsys.readouterr().out
-  assert 'fast (2 seeds)' in shown and 'ppo (1 seeds)' in shown
+  assert 'fast (2 seeds)' in shown and 'ppo (1 seed)' in shown
   for labels in (['--label', 'fast'], [c, '--label', 'ppo', a, b]):
     assert run(*labels) == 2
     assert f'--label {labels[labels.index("--label") + 1]}: ' in capsys.readouterr().err
@@ -130,7 +130,7 @@ def test_unreadable_runs_are_left_out_by_name(tmp_path, capsys):
   folder_lib.open_run(young, presets.laptop('catch'))
   assert run(good, tmp_path / 'gone', young) == 0
   shown = capsys.readouterr()
-  assert shown.out.startswith('catch  ppo (1 seeds)  evaluator/normalised_score 1 at 100')
+  assert shown.out.startswith('catch  ppo (1 seed)  evaluator/normalised_score 1 at 100')
   for words in ('left out: ', 'gone: is not', 'young: has no metrics yet', 'good: 1 line of its'):
     assert words in shown.err
   assert run(tmp_path / 'gone', young) == run() == 2

@@ -1,7 +1,6 @@
 """`train --seeds`: the folders of several runs, and real runs that end as one curve."""
 
-import contextlib
-import io
+import sys
 
 import pytest
 
@@ -111,17 +110,28 @@ def test_run_whose_folder_cannot_be_used_fails_alone(capsys, tmp_path):
   assert '[1/1] warning: seed=0: --run ' in capsys.readouterr().out
 
 
+# Stands in for `hephaestus train`.
+TRAIN = """
+import json, pathlib, sys
+folder = pathlib.Path(sys.argv[sys.argv.index('--run') + 1])
+row = {'time': 1.0, 'final': True, 'environment_step': 2048, 'episode_return': 1, 'normalised_score': 1}
+(folder / 'metrics' / 'evaluator.jsonl').write_text(json.dumps(row) + '\\n')
+print('trained')
+"""
+
+
 def test_missing_seeds_are_trained_and_shown_as_one_curve(tmp_path, monkeypatch, capsys):
   """One of two seeds had finished before; the same command again trains none."""
-  finish(plan(tmp_path, '--seeds', 1)[0])
-  monkeypatch.delenv('XLA_FLAGS', raising=False)
-  with contextlib.redirect_stdout(io.StringIO()) as stdout:
-    assert call(*words(tmp_path, '--seeds', 0, 1)) == 0, stdout.getvalue()
-  printed = stdout.getvalue()
-  assert '1 runs of 2 to do, ' in printed and '[1/1] seed=0: return ' in printed
-  assert printed.splitlines()[-1].startswith('catch  ppo (2 seeds)  evaluator/normalised_score ')
-  assert not (tmp_path / 'seed=1' / 'metrics' / 'learner.jsonl').exists()
-  before = (tmp_path / 'seed=0' / 'metrics' / 'learner.jsonl').read_text()
-  assert call(*words(tmp_path, '--seeds', 0, 1)) == 0
+  (tmp_path / 'train.py').write_text(TRAIN)
+  monkeypatch.setattr(jobs, 'COMMAND', (sys.executable, str(tmp_path / 'train.py')))
+  parent = tmp_path / 'runs'
+  finish(plan(parent, '--seeds', 1)[0])
+  assert call(*words(parent, '--seeds', 0, 1)) == 0
+  printed = capsys.readouterr().out
+  assert '1 runs of 2 to do, ' in printed and '[1/1] seed=0: return 1.00' in printed
+  score = 'catch  ppo (2 seeds)  evaluator/normalised_score 0.75 (0.5 to 1) at 2,048 '
+  assert printed.splitlines()[-1].startswith(score)
+  assert (parent / 'seed=0' / 'logs' / 'train.log').read_text() == 'trained\n'
+  assert not (parent / 'seed=1' / 'logs' / 'train.log').exists()
+  assert call(*words(parent, '--seeds', 0, 1)) == 0
   assert 'to do' not in capsys.readouterr().out
-  assert (tmp_path / 'seed=0' / 'metrics' / 'learner.jsonl').read_text() == before
