@@ -21,37 +21,22 @@ COMMAND = (sys.executable, '-m', 'hephaestus.launch.main')
 
 
 class Command(NamedTuple):
-  """A `hephaestus` command, to be run in a process of its own.
+  """A `hephaestus` command, to be run in a process of its own."""
 
-  Attributes:
-    label: word for what it does, such as 'training', in lines of progress.
-    words: command-line arguments after `hephaestus`.
-    output: file to which its stdout is written; None for the log of its job.
-    max_seconds: wall time after which it is killed; None for no limit.
-  """
-
-  label: str
-  words: Sequence[str]
-  output: pathlib.Path | None = None
-  max_seconds: float | None = None
+  label: str  # what it does, such as 'training', in lines of progress
+  words: Sequence[str]  # command-line arguments after `hephaestus`
+  output: pathlib.Path | None = None  # file for its stdout; None for the log of its job
+  max_seconds: float = math.inf  # wall time after which it is killed
 
 
 class Ended(NamedTuple):
-  """A command that has ended.
-
-  Attributes:
-    label: label of the command.
-    code: its exit code, negative for a signal.
-    cpu_seconds: CPU time of its process and of all descendants that were waited for.
-    wall_seconds: wall time from its start to its end.
-    cores: indices of the CPU cores that it had.
-  """
+  """A command that has ended."""
 
   label: str
-  code: int
-  cpu_seconds: float
+  code: int  # exit code, negative for a signal
+  cpu_seconds: float  # of its process and of all descendants that were waited for
   wall_seconds: float
-  cores: Collection[int]
+  cores: Collection[int]  # indices of the CPU cores that it had
 
 
 class Failed(Exception):  # noqa: N818  it is what happened
@@ -176,7 +161,7 @@ class _Turn:
 
   def start(self, command: Command) -> None:
     self.label = command.label
-    self._max_seconds = math.inf if command.max_seconds is None else command.max_seconds
+    self._max_seconds = command.max_seconds
     self._begin = time.monotonic()
     with open(self.job.log, 'a') as errors, open(command.output or os.devnull, 'w') as output:
       self._popen = subprocess.Popen(

@@ -128,22 +128,27 @@ def _add_report(commands: Any) -> None:
   report.set_defaults(call=_report)
 
 
-def _evaluate(arguments: argparse.Namespace) -> int:
-  flags.leave_accelerators()
+def _check(arguments: argparse.Namespace, flag: str, video: pathlib.Path | None) -> None:
+  """Raises ValueError, before imports that take seconds, for episodes that cannot be played."""
+  from hephaestus.launch.interface import places
+
   if arguments.episodes < 1:
     raise ValueError(f'--episodes {arguments.episodes}: must be at least 1')
-  if arguments.video is not None and arguments.video.suffix not in ('.gif', '.mp4'):
-    raise ValueError(f'--video {arguments.video}: the name must end in .gif or .mp4')
+  if video is not None and video.suffix not in ('.gif', '.mp4'):
+    raise ValueError(f'{flag} {video}: the name must end in .gif or .mp4')
   flags.check_seed(arguments.seed)
+  places.check(arguments.run)
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+  flags.leave_accelerators()
   if arguments.greedy is not None and (arguments.actions or arguments.random):
     raise ValueError('--greedy: is one of --actions; leave out --actions and --random')
   if arguments.actions and arguments.random:
     raise ValueError('--random: is one of --actions; give one of the two options')
   if len(arguments.actions or ()) > 1 and arguments.video is not None:
     raise ValueError(f'--video {arguments.video}: shows one kind of --actions; give a single one')
-  from hephaestus.launch.interface import places
-
-  places.check(arguments.run)  # before imports that take seconds
+  _check(arguments, '--video', arguments.video)
   from hephaestus.launch.files import metrics
   from hephaestus.launch.report import evaluate
 
@@ -170,18 +175,11 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 def _watch(arguments: argparse.Namespace) -> int:
   flags.leave_accelerators()
-  if arguments.episodes < 1:
-    raise ValueError(f'--episodes {arguments.episodes}: must be at least 1')
-  flags.check_seed(arguments.seed)
   if not arguments.fps > 0:
     raise ValueError(f'--fps {arguments.fps}: must be positive')
-  if arguments.output is not None and arguments.output.suffix not in ('.gif', '.mp4'):
-    raise ValueError(f'--output {arguments.output}: the name must end in .gif or .mp4')
   if arguments.dream and arguments.output is None:
     raise ValueError('--dream: is a video; add --output FILE, .gif or .mp4')
-  from hephaestus.launch.interface import places
-
-  places.check(arguments.run)  # before imports that take seconds
+  _check(arguments, '--output', arguments.output)
   try:
     from hephaestus.launch.interface import policy
     from hephaestus.launch.report import play

@@ -36,15 +36,9 @@ class Dashboard:
   """
 
   def __init__(self, folders: Sequence[pathlib.Path], videos: pathlib.Path):
-    """Reads the configs of the runs, and no metrics yet.
+    """Reads the configs of runs, finished or running, and no metrics yet; ValueError if there is no run.
 
-    Args:
-      folders: folders of runs, finished or running; runs that differ only in their seed become one
-        curve.
-      videos: an empty folder, for copies of videos in a format that browsers can play.
-
-    Raises:
-      ValueError: none of the folders is a run's.
+    `videos` is an empty folder, for copies of videos in a format that browsers can play.
     """
     self.left_out: list[str] = []
     self._videos = videos
@@ -63,12 +57,7 @@ class Dashboard:
     self._reports = [_Reports(each.folder) for each in self._histories]
 
   def runs(self) -> dict[str, Any]:
-    """Describes all runs; reads new rows of metrics first.
-
-    Returns:
-      The result of `panels.overview`, with at most MOST_VIDEOS 'videos' of each run, and {'x_axes':
-      {KEY: label}, 'differences': see `groups.differences`}
-    """
+    """Describes all runs, see `panels.overview`, with their 'differences' and 'x_axes' {KEY: label}."""
     with self._lock:
       self._read()
       described = panels.overview(self._histories, self._groups, self._newest_videos)
@@ -107,14 +96,7 @@ class Dashboard:
     return self._reports[index].newest()
 
   def video(self, index: int, name: str) -> tuple[pathlib.Path, str] | None:
-    """Returns a video of a run, with GIFs converted to MP4.
-
-    Args:
-      index: index of the run.
-      name: name of a file in its folder of videos.
-
-    Returns:
-      Path and media type of a video that browsers can play; None if there is no such file.
+    """Path and media type of a video of a run by its name, with GIFs converted to MP4; None if there is none.
 
     Raises:
       Exception: a GIF cannot be decoded.
@@ -201,15 +183,11 @@ class _Reports:
 
 
 def make_app(dashboard: Dashboard, token: str) -> server.App:
-  """Makes the ASGI app of the page, which answers GET requests below /TOKEN/.
-
-  Args:
-    dashboard: makes the answers.
-    token: secret that the path of every request must begin with.
-  """
+  """Makes the ASGI app of the page, which answers GET requests below /TOKEN/, a secret."""
   from starlette import applications, exceptions, requests, responses, routing
 
-  def place(request: requests.Request, value: str) -> int:
+  def index_of(request: requests.Request) -> int:
+    value = request.path_params['run']
     if value not in map(str, range(len(dashboard))):
       raise exceptions.HTTPException(404, f'run {value}: no such run')
     return int(value)
@@ -227,12 +205,10 @@ def make_app(dashboard: Dashboard, token: str) -> server.App:
     return responses.Response(text, media_type='application/json')
 
   def replay(request: requests.Request) -> responses.Response:
-    index = place(request, request.path_params['run'])
-    return responses.JSONResponse(dashboard.replay(index))
+    return responses.JSONResponse(dashboard.replay(index_of(request)))
 
   def video(request: requests.Request) -> responses.Response:
-    index = place(request, request.path_params['run'])
-    name = request.path_params['name']
+    index, name = index_of(request), request.path_params['name']
     try:
       found = dashboard.video(index, name)
     except Exception as error:  # decoders raise any type
@@ -262,11 +238,9 @@ def files() -> list[pathlib.Path]:
 
 
 def serve(folders: Sequence[pathlib.Path], port: int) -> None:
-  """Serves the page until Ctrl-C, and prints its address.
+  """Serves the page until Ctrl-C at a port of 127.0.0.1, 0 for a free one, and prints its address.
 
-  Args:
-    folders: folders of runs; those that are none are named on stderr and left out.
-    port: port of 127.0.0.1; 0 for a free one.
+  Folders that are not of runs are named on stderr and left out.
 
   Raises:
     ValueError: none of the folders is a run's, a package of the extra `dashboard` is not

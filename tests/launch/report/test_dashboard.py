@@ -1,4 +1,4 @@
-"""The dashboard: access control, answers of its server, and the page of a running run in a browser."""
+"""The dashboard: access control, answers of its server, and the page in a browser."""
 
 import contextlib
 import http.client
