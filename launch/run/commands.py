@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
   several.add_argument(
     '--jobs', type=int, metavar='N', help='runs at a time (default: by cores and accelerators)'
   )
-  parser.set_defaults(call=_train)
+  parser.set_defaults(call=train_one)
   config = commands.add_parser(
     'config',
     allow_abbrev=False,
@@ -65,15 +65,11 @@ class _Help(argparse.Action):
     parser.exit()
 
 
-def _train(arguments: argparse.Namespace) -> int:
-  request = request_lib.of(arguments)
-  if arguments.seeds is not None:
-    from hephaestus.launch.run import seeds
-
-    return seeds.train(request, arguments.seeds, arguments.jobs)
+def train_one(arguments: argparse.Namespace) -> int:
+  """Runs `hephaestus train` without --seeds."""
   if arguments.jobs is not None:
     raise ValueError(f'--jobs {arguments.jobs}: is of several runs; add --seeds')
-  return train(request)
+  return train(request_lib.of(arguments))
 
 
 def train(request: request_lib.TrainRequest) -> int:

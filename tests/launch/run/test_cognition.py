@@ -2,10 +2,10 @@
 
 import pytest
 
-from hephaestus.launch import config, main
+from hephaestus.launch import config, main, seeds
 from hephaestus.launch.agents import presets
 from hephaestus.launch.files import folder as folder_lib
-from hephaestus.launch.run import request, seeds
+from hephaestus.launch.run import request
 
 LAPTOP = ('--preset', 'laptop')
 IMAGE = ('oasis', 'environment.image=true')

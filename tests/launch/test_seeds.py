@@ -4,11 +4,11 @@ import sys
 
 import pytest
 
-from hephaestus.launch import config, main
+from hephaestus.launch import config, main, seeds
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import metrics
 from hephaestus.launch.processes import jobs
-from hephaestus.launch.run import request, seeds
+from hephaestus.launch.run import request
 
 TINY = [
   'agent.hidden_size=16', 'agent.num_layers=1', 'actor.num_envs=32', 'actor.sequence_length=33',
