@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from hephaestus.launch.agents import machine
 from hephaestus.launch.bench.learning import runs, scores
 from hephaestus.launch.files import metrics
-from hephaestus.launch.sweep import jobs
+from hephaestus.launch.processes import jobs
 
 _TRAINING = 60.0  # least seconds of training of a run; with less time left it is not started
 _RESERVE = 180.0  # seconds that a run needs outside training: imports, compilation, last evaluation

@@ -96,7 +96,7 @@ def _learning(arguments: argparse.Namespace) -> int:
   from hephaestus.launch.bench.learning import runs as runs_lib
   from hephaestus.launch.bench.learning import suite, table
   from hephaestus.launch.files import metrics
-  from hephaestus.launch.sweep import jobs
+  from hephaestus.launch.processes import jobs
 
   tasks = suite.chosen(arguments.environments or None)
   asked = [

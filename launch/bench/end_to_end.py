@@ -19,8 +19,8 @@ from hephaestus.launch import config as launch_config
 from hephaestus.launch.agents import dreamer
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import metrics
+from hephaestus.launch.processes import jobs
 from hephaestus.launch.run import parts as parts_lib
-from hephaestus.launch.sweep import jobs
 from hephaestus.learner import bench
 
 _PATIENCE = 600.0  # seconds to warm up, and to stop

@@ -1,11 +1,13 @@
 """Reads the metrics of runs as their files grow, row by row, and thins them for plots."""
 
+import array
+import collections
 import functools
 import math
 import os
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +17,7 @@ from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import metrics
 
-POINTS = 240  # most points of a thinned curve; more cannot be distinguished on a screen
+POINTS = 240  # most points of a curve; more cannot be distinguished on a screen
 CHUNK = 1 << 18  # bytes that are read at a time, some milliseconds of parsing
 FIRST_LEARNER = ('learner', 'learner-0')  # the only process of the learner, or the first of several
 NODES = ('evaluator', 'learner', 'actor')
@@ -24,39 +26,22 @@ X_AXES = {
   'learner_step': 'updates of the learner',
   'minutes': 'minutes of running',
 }
-PLACES = ('time', 'environment_step', 'learner_step', 'parameter_version')
-NO_CURVES = (*PLACES, 'final', 'episodes')
+NO_CURVES = (
+  'time', 'environment_step', 'learner_step', 'parameter_version', 'final', 'episodes'
+)  # fmt: skip
 # The median of a distribution is drawn as a curve, and the quantiles LOW and HIGH as its band.
 MEDIAN, LOW, HIGH = '/median', '/low', '/high'
 NO_CURVE_ENDS = (LOW, HIGH, '/lowest', '/highest')
-_NUMBERS = {float, int, bool, type(None)}
-
-
-class Series(NamedTuple):
-  """A metric along the x-axis, as a step function: each value is valid until the next position.
-
-  Attributes:
-    x: [N] f64, increasing positions.
-    value: [N] f64, finite values.
-  """
-
-  x: np.ndarray
-  value: np.ndarray
-
-  def at(self, x: np.ndarray) -> np.ndarray:
-    """Returns [M] f64, the last value at or before each of the positions x, [M]; NaN before the first."""
-    index = np.searchsorted(self.x, x, side='right') - 1
-    return np.where(index < 0, np.nan, self.value[np.maximum(index, 0)])
 
 
 class Curve(NamedTuple):
-  """A metric along the x-axis with a band.
+  """A metric along the x-axis, a step function: each value is valid until the next position.
 
   Each position stands for one row of metrics, or, once thinned, for those since the position before.
 
   Attributes:
     x: [N] f64, increasing positions.
-    mean: [N] f64, mean of the metric over these rows, weighted as in `History.series`.
+    mean: [N] f64, mean of the metric over these rows; of several actors, weighted by episodes.
     low: [N] f64, lowest value of these rows; for a metric that is a median, mean of the 5 % quantiles.
     high: [N] f64, highest value; for a metric that is a median, mean of the 95 % quantiles.
     weight: [N] f64, weight of these rows in a mean.
@@ -80,27 +65,24 @@ class File:
     rows: all rows in their written order; empty unless made with `keep_rows`.
     broken: number of damaged lines, which are skipped; 1 if the file cannot be read.
     unread: bytes that are still to be read.
+    version: number that increases whenever there are new rows, or the file was replaced.
   """
 
   def __init__(self, path: pathlib.Path, *, keep_rows: bool = False):
     self.unread = path.stat().st_size if path.exists() else 0
+    self.version = 0
     self._path = path
     self._keep_rows = keep_rows
-    self._generation = 0  # increases when all earlier rows become invalid
     self._begin(None)
 
   def _begin(self, inode: int | None) -> None:
+    self.version += 1
     self.rows: list[dict[str, Any]] = []
     self.broken = 0
     self._inode = inode
     self._offset = 0
     self._count = 0
-    self._columns: dict[str, np.ndarray] = {}
-
-  @property
-  def version(self) -> tuple[int, int]:
-    """Pair of counters that changes with every row that is read, and when the file was replaced."""
-    return self._generation, self._count
+    self._columns: dict[str, array.array[float]] = {}
 
   @property
   def keys(self) -> list[str]:
@@ -111,13 +93,15 @@ class File:
 
   def column(self, key: str) -> np.ndarray:
     """[N] f64, the values of a key in all rows; NaN where a row has no number for it."""
-    column = self._columns.get(key)
-    return np.full(self._count, np.nan) if column is None else column[: self._count]
+    column = np.full(self._count, np.nan)
+    if key in self._columns:
+      column[: len(self._columns[key])] = self._columns[key]
+    return column
 
   def last(self, key: str) -> float | None:
     """Value of a key in the newest row; None if that row has none."""
-    value = float(self.column(key)[-1]) if self._count else np.nan
-    return None if np.isnan(value) else value
+    column = self._columns.get(key)
+    return column[-1] if column and len(column) == self._count else None
 
   def read(self) -> bool:
     """Reads the next complete lines, up to CHUNK bytes; returns whether there were any."""
@@ -125,13 +109,12 @@ class File:
       with metrics.open_regular(self._path) as file:
         status = os.fstat(file.fileno())
         if status.st_ino != self._inode or status.st_size < self._offset:
-          self._generation += self._inode is not None
           self._begin(status.st_ino)
         file.seek(self._offset)
         content = file.read(CHUNK)
     except FileNotFoundError:
-      self._generation += self._inode is not None
-      self._begin(None)
+      if self._inode is not None:
+        self._begin(None)
       self.unread = 0
       return False
     except OSError:  # a folder or a link, or nobody may read it
@@ -142,37 +125,23 @@ class File:
       end = len(content)
     self._offset += end
     self.unread = status.st_size - self._offset if end else 0
-    rows = []
     for line in content[:end].splitlines():
       try:
-        rows.append(metrics.row(line, self._path))
+        self._append(metrics.row(line, self._path))
       except ValueError:
         self.broken += 1
-    if self._keep_rows:
-      self.rows += rows
-    self._append(rows)
+    self.version += end > 0
     return end > 0
 
-  def _append(self, rows: list[dict[str, Any]]) -> None:
-    start, end = self._count, self._count + len(rows)
-    for key in dict.fromkeys((*self._columns, *(key for row in rows for key in row))):
-      values = _numbers([row.get(key) for row in rows])
-      column = self._columns.get(key)
-      if column is None and np.isnan(values).all():
-        continue
-      if column is None or len(column) < end:
-        grown = np.empty(max(64, 2 * end))  # pages that are not written take no memory
-        grown[:start] = np.nan if column is None else column[:start]
-        self._columns[key] = column = grown
-      column[start:end] = values
-    self._count = end
-
-
-def _numbers(values: list[Any]) -> np.ndarray:
-  """[N] f64 of values; NaN for those that are no numbers."""
-  if not set(map(type, values)) <= _NUMBERS:
-    values = [value if type(value) in _NUMBERS else None for value in values]
-  return np.array(values, np.float64)
+  def _append(self, row: dict[str, Any]) -> None:
+    if self._keep_rows:
+      self.rows.append(row)
+    for key, value in row.items():
+      if isinstance(value, int | float):  # columns end at their last number
+        column = self._columns.setdefault(key, array.array('d'))
+        column.extend([math.nan] * (self._count - len(column)))
+        column.append(value)
+    self._count += 1
 
 
 class History:
@@ -197,7 +166,6 @@ class History:
     self.is_gone = False
     self._events = File(folder / 'metrics' / 'events.jsonl', keep_rows=True)
     self._nodes: dict[str, File] = {}
-    self._cache: dict[Any, tuple[Any, Any]] = {}  # version and value
 
   def read(self, deadline: float = math.inf) -> None:
     """Reads the new rows of all files.
@@ -209,10 +177,13 @@ class History:
     for path in sorted((self.folder / 'metrics').glob('*.jsonl')):
       if path.stem != 'events' and path.stem not in self._nodes:
         self._nodes[path.stem] = File(path)
-    for file in (self._events, *self._nodes.values()):
+    for file in self._files():
       while file.read():
         if time.monotonic() >= deadline:
           return
+
+  def _files(self) -> list[File]:
+    return [self._events, *self._nodes.values()]
 
   @property
   def environment(self) -> str:
@@ -227,37 +198,24 @@ class History:
   @property
   def unread(self) -> int:
     """Bytes that are still to be read."""
-    return sum(file.unread for file in (self._events, *self._nodes.values()))
+    return sum(file.unread for file in self._files())
 
   @property
-  def broken(self) -> int:
-    """Number of damaged lines."""
-    return sum(file.broken for file in (self._events, *self._nodes.values()))
+  def version(self) -> int:
+    """Number that increases with new rows of metrics."""
+    return sum(file.version for file in self._files())
 
   @property
   def damage(self) -> str | None:
     """Sentence on its damaged lines; None without any."""
-    lines = 'line of its metrics is' if self.broken == 1 else 'lines of its metrics are'
-    return f'{self.broken} {lines} damaged and left out' if self.broken else None
-
-  @property
-  def version(self) -> tuple[Any, ...]:
-    """Value that differs after every new row of metrics."""
-    return (*((name, file.version) for name, file in self._nodes.items()), len(self.launches))
+    broken = sum(file.broken for file in self._files())
+    lines = 'line of its metrics is' if broken == 1 else 'lines of its metrics are'
+    return f'{broken} {lines} damaged and left out' if broken else None
 
   @property
   def events(self) -> list[dict[str, Any]]:
     """Rows of the run's events: starts and ends of nodes, see `supervisor.Event`, and warnings."""
     return self._events.rows
-
-  @property
-  def launches(self) -> list[float]:
-    """Unix seconds at which the run was started or resumed."""
-    return [
-      row['time'] for row in self.events
-      if row.get('kind') == 'started' and row.get('name') in FIRST_LEARNER
-      and not row.get('restarts')
-    ]  # fmt: skip
 
   def names(self, node: str) -> list[str]:
     """Names of the nodes of a kind that have written metrics, sorted."""
@@ -274,104 +232,68 @@ class History:
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else None
 
-  def keys(self, node: str) -> set[str]:
-    """Keys of the metrics for which a node of a kind has reported at least one number."""
-    return {key for name in self.names(node) for key in self._nodes[name].keys} - {'time', 'final'}
-
-  @property
-  def running_minutes(self) -> float:
-    """Minutes from the first metrics to the newest, without the time between launches."""
-    written = self._written()
-    return float(minutes(written, self.launches, written[-1:])[0])
-
-  def metrics(self) -> list[tuple[str, str]]:
-    """Pairs (kind of node, key) of all metrics that are drawn as curves."""
-    found = {
-      (node, key): None
-      for node in NODES
-      for name in self.names(node)
-      for key in self._nodes[name].keys
-      if key not in NO_CURVES and not key.endswith(NO_CURVE_ENDS)
-    }
-    return list(found)
-
-  def series(self, node: str, metric: str, x: str) -> Series | None:
-    """Returns a metric along the x-axis; None if it has no numbers.
+  def curves(self, x: str) -> dict[str, Curve]:
+    """All metrics along the x-axis by 'NODE/METRIC', at no more than POINTS positions.
 
     Where a resumed run has repeated steps, the later rows count. Several actors are averaged, each by
     its last value; metrics of episodes are weighted by the number of episodes.
 
     Args:
-      node: kind of node, one of NODES.
-      metric: a key of its rows.
       x: the x-axis, one of X_AXES; an actor's learner step is the version of its parameters.
     """
-    curve = joined(self._curves(node, metric, x))
-    return None if curve is None else Series(curve.x, curve.mean)
+    parts = collections.defaultdict(list)
+    for node in NODES:
+      for name in self.names(node):
+        file = self._nodes[name]
+        if x == 'minutes':
+          places = self._minutes(file.column('time'))
+        else:
+          places = file.column('parameter_version' if (node, x) == ('actor', 'learner_step') else x)
+        for key in file.keys:
+          if key not in NO_CURVES and not key.endswith(NO_CURVE_ENDS):
+            curve = _curve(file, key, places, node == 'actor')
+            if len(curve.x):
+              parts[f'{node}/{key}'].append(thin(curve, key.endswith(MEDIAN)))
+    return {key: joined(each) for key, each in parts.items()}
 
-  def thinned(self, node: str, metric: str, x: str) -> Curve | None:
-    """Returns `series` with its band, at no more than POINTS positions; cached until there are new rows."""
-    version = [(name, self._nodes[name].version) for name in self.names(node)]
-    if x == 'minutes':
-      version += self.version  # minutes count from the first metrics of any node
-    mean_of_band = metric.endswith(MEDIAN)
-    make = lambda: joined([thin(each, mean_of_band) for each in self._curves(node, metric, x)])
-    return self._cached((node, metric, x), version, make)
-
-  def _cached(self, key: Any, version: Any, make: Callable[[], Any]) -> Any:
-    """Result of `make`, which is called again only for another version."""
-    if key not in self._cache or self._cache[key][0] != version:
-      self._cache[key] = version, make()
-    return self._cache[key][1]
-
-  def _curves(self, node: str, metric: str, x: str) -> list[Curve]:
-    """The valid rows of a metric in each file of a kind of node; files without any are left out."""
-    found = []
-    for name in self.names(node):
-      file = self._nodes[name]
-      values, places = file.column(metric), self._places(file, node, x)
-      rows = np.flatnonzero(np.isfinite(values) & np.isfinite(places))
-      rows = rows[holds(places[rows])]
-      weights = np.ones(len(rows))
-      if node == 'actor' and metric.startswith(('episode_', 'environment/')):
-        weights = np.nan_to_num(file.column('episodes')[rows], nan=1.0)
-      low = high = values
-      if metric.endswith(MEDIAN):  # a row may lack other quantiles
-        ends = [file.column(metric.removesuffix(MEDIAN) + end) for end in (LOW, HIGH)]
-        low, high = (np.where(np.isfinite(end), end, values) for end in ends)
-      if len(rows):
-        found.append(Curve(places[rows], values[rows], low[rows], high[rows], weights))
-    return found
-
-  def _places(self, file: File, node: str, x: str) -> np.ndarray:
-    """[N] f64, positions of the rows of a file on the x-axis; NaN for those without one."""
-    if x == 'minutes':
-      return minutes(self._written(), self.launches, file.column('time'))
-    return file.column('parameter_version' if (node, x) == ('actor', 'learner_step') else x)
-
-  def _written(self) -> np.ndarray:
-    """[N] f64, the times of all rows, sorted."""
-    times = lambda: np.concatenate([each.column('time') for each in self._nodes.values()])
-    in_order = lambda: np.sort(times(), kind='stable')  # fast on almost sorted input
-    return self._cached('written', self.version, in_order)
+  def _minutes(self, times: np.ndarray) -> np.ndarray:
+    """[N] f64, minutes of running since the first metrics, without the time between launches."""
+    written = np.sort(np.concatenate([each.column('time') for each in self._nodes.values()]))
+    launches = [
+      row['time'] for row in self.events
+      if row['kind'] == 'started' and row.get('name') in FIRST_LEARNER and not row.get('restarts')
+    ]  # fmt: skip
+    seconds = times - written[0]
+    for index in np.unique(np.searchsorted(written, launches, side='right')):
+      if 0 < index < len(written):
+        before, after = written[index - 1], written[index]
+        seconds = seconds - np.where(times >= after, after - before, 0.0)
+    return seconds / 60
 
 
-def read(folder: pathlib.Path) -> History:
-  """Reads all metrics of a run that exist by now.
+def _curve(file: File, metric: str, places: np.ndarray, is_actor: bool) -> Curve:
+  """The valid rows of a metric in a file, at their positions on the x-axis, [N] f64."""
+  values = file.column(metric)
+  rows = np.flatnonzero(np.isfinite(values) & np.isfinite(places))
+  rows = rows[holds(places[rows])]
+  weights = np.ones(len(rows))
+  if is_actor and metric.startswith(('episode_', 'environment/')):
+    weights = np.nan_to_num(file.column('episodes')[rows], nan=1.0)
+  low = high = values
+  if metric.endswith(MEDIAN):  # a row may lack other quantiles
+    ends = [file.column(metric.removesuffix(MEDIAN) + end) for end in (LOW, HIGH)]
+    low, high = (np.where(np.isfinite(end), end, values) for end in ends)
+  return Curve(places[rows], values[rows], low[rows], high[rows], weights)
 
-  Raises:
-    ValueError: it is not the folder of a run, its config is broken, it has no metrics yet, or a file
-      cannot be read.
+
+def holds(places: np.ndarray) -> np.ndarray:
+  """[N] bool, whether each row is valid: no later row, of a resumed run, is at or before its position.
+
+  Args:
+    places: [N] positions of the rows of a file on the x-axis, in their written order.
   """
-  run = History(folder)
-  try:
-    run.read()
-  except OSError as error:
-    raise ValueError(f'{error.filename}: cannot be read ({error.strerror})') from None
-  if not any(run.names(node) for node in NODES):
-    reason = run.damage or 'wait until its nodes have written some'
-    raise ValueError(f'{folder}: has no metrics yet; {reason}')
-  return run
+  later = np.minimum.accumulate(np.append(places, np.inf)[::-1])[::-1][1:]
+  return places < later
 
 
 def thin(curve: Curve, mean_of_band: bool = False) -> Curve:
@@ -401,45 +323,22 @@ def thin(curve: Curve, mean_of_band: bool = False) -> Curve:
   return Curve(curve.x[ends], mean(curve.mean), low, high, total)
 
 
-def minutes(written: np.ndarray, launches: Sequence[float], times: np.ndarray) -> np.ndarray:
-  """[N] f64, minutes of running since a run's first metrics, without the time between launches.
-
-  Args:
-    written: [M] unix seconds of all its rows, sorted, at least one.
-    launches: unix seconds at which the run was started or resumed.
-    times: [N] unix seconds to convert.
-  """
-  pauses = set()
-  for index in np.searchsorted(written, launches, side='right'):
-    if 0 < index < len(written):
-      pauses.add((written[index - 1], written[index]))
-  seconds = times - written[0]
-  for before, after in pauses:
-    seconds = seconds - np.where(times >= after, after - before, 0.0)
-  return seconds / 60
+def at(x: np.ndarray, values: np.ndarray, places: np.ndarray) -> np.ndarray:
+  """[M] f64, the last of the values, [N] at positions x, at or before each place; NaN before the first."""
+  index = np.searchsorted(x, places, side='right') - 1
+  return np.where(index < 0, np.nan, values[np.maximum(index, 0)])
 
 
-def holds(places: np.ndarray) -> np.ndarray:
-  """[N] bool, whether each row is valid: no later row, of a resumed run, is at or before its position.
-
-  Args:
-    places: [N] positions of the rows of a file on the x-axis, in their written order.
-  """
-  if not len(places):
-    return np.zeros(0, bool)
-  return places < np.append(np.minimum.accumulate(places[::-1])[::-1][1:], np.inf)
-
-
-def joined(parts: Sequence[Curve]) -> Curve | None:
-  """Averages the curves of several files into one, at every position of any of them; None without any.
+def joined(parts: Sequence[Curve]) -> Curve:
+  """Averages the curves of one or more files into one, at every position of any of them.
 
   The mean is of the last value of each file, by its weight; a file counts from its first position on.
   """
-  if len(parts) < 2:
-    return parts[0] if parts else None
+  if len(parts) == 1:
+    return parts[0]
   x = np.unique(np.concatenate([each.x for each in parts]))
   mean, low, high, weight = (
-    np.stack([Series(each.x, values).at(x) for each, values in zip(parts, column, strict=True)])
+    np.stack([at(each.x, values, x) for each, values in zip(parts, column, strict=True)])
     for column in zip(*(each[1:] for each in parts), strict=True)
   )
   total = np.nansum(weight, axis=0)

@@ -88,13 +88,10 @@ class JsonLines:
 
 
 class TensorBoardLogger:
-  """Logger that writes every number of a row as a TensorBoard scalar, named by its key.
+  """Logger that writes every number of a row as a TensorBoard scalar, at the step that `steps_key` names.
 
-  After an error, such as a full disk, it writes no more until the node restarts.
-
-  Args:
-    directory: folder for the TensorBoard files, made by the first write.
-    steps_key: key of every row whose value is the step of its scalars.
+  The folder is made by the first write. After an error, such as a full disk, it writes no more until
+  the node restarts.
   """
 
   def __init__(self, directory: pathlib.Path, steps_key: str):
@@ -139,12 +136,6 @@ class WandbLogger:
 
   With `options.artifacts`, the learner also uploads each checkpoint, and the evaluator each video.
 
-  Args:
-    run_directory: folder of the run.
-    node_name: name of the node, such as `learner`.
-    steps_key: key of every row whose value is the x-axis of its curves.
-    options: settings of the reports.
-
   Raises:
     ValueError: the package `wandb` is not installed.
   """
@@ -167,11 +158,11 @@ class WandbLogger:
     if not id_file.exists():
       id_file.parent.mkdir(parents=True, exist_ok=True)
       id_file.write_text(wandb.util.generate_id())
-    self._group = options.group or run_directory.resolve().name
+    group = options.group or run_directory.resolve().name
     self._run = wandb.init(
       entity=options.entity,
       project=options.project,
-      group=self._group,
+      group=group,
       name=node_name if options.name is None else f'{options.name} {node_name}',
       tags=options.tags,
       id=id_file.read_text(),
@@ -181,12 +172,8 @@ class WandbLogger:
     )
     # The step of wandb may not decrease, but the step of a run does after a restore.
     self._run.define_metric('*', step_metric=steps_key)
-    self._artifact = lambda kind: wandb.Artifact(
-      re.sub(
-        r'[^\w.-]+', '-', f'{self._group}-{options.name or run_directory.resolve().name}-{kind}'
-      ),
-      type=kind,
-    )
+    name = re.sub(r'[^\w.-]+', '-', f'{group}-{options.name or run_directory.resolve().name}')
+    self._artifact = lambda kind: wandb.Artifact(f'{name}-{kind}', type=kind)
     self._watched = UPLOADED.get(node_name) if options.artifacts else None
     self._directory = run_directory
     self._sent: set[str] = set()
@@ -254,9 +241,6 @@ def make_logger(
     wandb: settings of reports to Weights & Biases; None for no reports.
     resume: see `JsonLines`.
     also: further loggers that get each row.
-
-  Returns:
-    A logger with the methods `write`, which takes a row, and `close`.
 
   Raises:
     ValueError: the package of Weights & Biases is needed and not installed.
@@ -341,8 +325,8 @@ def row(line: bytes, path: str | os.PathLike[str]) -> dict[str, Any]:
     path: path of the file, whose name tells of which kind its rows are.
 
   Raises:
-    ValueError: the line is not a row: it is no JSON object, has no `time`, a number is infinite or too
-      large, or an event lacks its `kind` or has a field of another kind.
+    ValueError: the line is no JSON object, has no `time`, a number is infinite or too large, or an event
+      lacks its `kind` or has a field of another kind.
   """
   kind = pathlib.Path(path).stem.partition('-')[0]
   try:

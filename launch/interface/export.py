@@ -7,8 +7,6 @@ from hephaestus.launch.interface import exported as exported_lib
 from hephaestus.launch.interface import onnx_file
 from hephaestus.launch.interface import policy as policy_lib
 
-FORMATS = ('safetensors', 'onnx')
-
 
 def export(
   path: str | os.PathLike[str],
@@ -28,15 +26,12 @@ def export(
     format: 'safetensors' or 'onnx'.
     trust: as of `policy.load`.
 
-  Returns:
-    The policy, as loaded from the run.
-
   Raises:
     ValueError: as `policy.load`; or `out` is not empty, or cannot be written to; or the policy cannot be
       written in this format.
   """
-  if format not in FORMATS:
-    raise ValueError(f'format={format!r}: choose {" or ".join(FORMATS)}')
+  if format not in ('safetensors', 'onnx'):
+    raise ValueError(f'format={format!r}: choose safetensors or onnx')
   if format == 'onnx':
     onnx_file.check_packages()  # loading takes seconds
   policy = policy_lib.load(path, checkpoint, trust=trust)

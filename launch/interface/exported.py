@@ -45,14 +45,7 @@ class Exported(NamedTuple):
 
 
 def halved(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Converts float32 arrays of more than 1,000 numbers to float16, if all are within its range.
-
-  Args:
-    arrays: host arrays by name.
-
-  Returns:
-    All arrays by name. `read` converts float16 back to float32.
-  """
+  """Converts float32 arrays of more than 1,000 numbers, all within range, to float16; `read` converts back."""
   is_large = lambda array: array.dtype == np.float32 and array.size > 1000
   is_within = lambda array: np.abs(array).max() <= np.finfo(np.float16).max
   return {
@@ -75,9 +68,6 @@ def rebuild(arrays: dict[str, np.ndarray], like: Any, name: str) -> Any:
     like: tree of the expected shapes and dtypes.
     name: path of the file, for the error message.
 
-  Returns:
-    A tree with the structure of `like`.
-
   Raises:
     ValueError: an array is missing, unexpected, or of another shape or dtype; the message names it.
   """
@@ -94,11 +84,7 @@ def rebuild(arrays: dict[str, np.ndarray], like: Any, name: str) -> Any:
 
 
 def write(exported: Exported, out: pathlib.Path) -> None:
-  """Writes an exported policy as two files, PARAMS and places.POLICY.
-
-  Args:
-    exported: the policy.
-    out: an empty folder, or the path of a new one.
+  """Writes an exported policy as two files, PARAMS and places.POLICY, into an empty or new folder.
 
   Raises:
     ValueError: the folder is not empty, or cannot be written to.

@@ -20,8 +20,8 @@ from hephaestus.launch.interface import exported as exported_lib
 from hephaestus.launch.interface import policy as policy_lib
 
 OPSET = 18  # version of ONNX's operators, which runtimes since 2023 have
+# Primitives that only call another jaxpr.
 CALLS = {'jit', 'pjit', 'closed_call', 'core_call', 'custom_jvp_call', 'custom_vjp_call'}
-"""Primitives that only call another jaxpr."""
 
 
 def check_packages() -> None:
@@ -42,10 +42,6 @@ def write(policy: policy_lib.Policy, out: pathlib.Path) -> None:
   step begins an episode, which clears the state; `state/...`, the recurrent state; `noise/...`, random
   numbers, see `Agent.noise`. Outputs: `action`, and `next_state/...`, the state for the next step. The file's
   metadata has `environment`, `learner_step`, and `action_names`, a JSON list.
-
-  Args:
-    policy: the policy.
-    out: path of a new file.
 
   Raises:
     ValueError: the extra `onnx` is not installed; the agent takes no noise; an operation of the policy
@@ -118,7 +114,7 @@ def write(policy: policy_lib.Policy, out: pathlib.Path) -> None:
 
 
 def _check(model: Any, act: Any, make_noise: Any, spec: Any, like: Any) -> None:
-  """Raises ValueError if some steps of a model are not the policy's; its converter has errors.
+  """Raises ValueError if some steps of an ONNX model are not those of `act`; its converter has errors.
 
   Args:
     model: the ONNX model.

@@ -37,17 +37,8 @@ class State(NamedTuple):
 class Policy:
   """A trained agent that chooses greedy or sampled actions; made by `load`.
 
-  Args:
-    path: folder from which it was loaded, or name of a shipped agent.
-    exported: config, learner step and specs of actions, as an exported policy has them.
-    agent: the agent's pure functions.
-    observation_spec: tree of `dm_env.specs` of one observation.
-    params: acting parameters, arrays on the host or on a device.
-    all_params: all parameters, host arrays; None where they are not stored.
-    environment: environment of the run; None: `config` makes it when it is needed.
-
   Attributes:
-    path: as given.
+    path: folder from which it was loaded, or name of a shipped agent.
     config: config of its run.
     learner_step: number of updates after which its parameters were saved.
     observation_spec: tree of `dm_env.specs` of one observation.
@@ -64,7 +55,6 @@ class Policy:
     path: pathlib.Path,
     exported: exported_lib.Exported,
     agent: agent_lib.Agent,
-    observation_spec: Any,
     params: Any,
     *,
     all_params: Any = None,
@@ -73,16 +63,17 @@ class Policy:
     self.path = path
     self.config = exported.config
     self.learner_step = exported.learner_step
-    self.observation_spec = observation_spec
+    self.observation_spec = exported.observation_spec
     self.action_spec = exported.action_spec
     self.action_names = exported.action_names
     self.params = jax.device_put(params)
     self.all_params = all_params
     self.agent = agent
+    self._exported = exported._replace(arrays={})
     self._environment = environment
     self._act = jax.jit(functools.partial(step, agent), static_argnames='greedy')
     self._tree: Any
-    flat, self._tree = jax.tree_util.tree_flatten_with_path(observation_spec)
+    flat, self._tree = jax.tree_util.tree_flatten_with_path(self.observation_spec)
     self._leaves = [(jax.tree_util.keystr(path), spec) for path, spec in flat]
 
   def __repr__(self) -> str:
@@ -93,33 +84,15 @@ class Policy:
 
   @functools.cached_property
   def environment(self) -> environment_lib.Environment:
-    """The environment of its run, without auto-reset.
-
-    Raises:
-      ValueError: the environment cannot be made, such as when its package is not installed.
-    """
+    """The environment of its run, without auto-reset; ValueError if it cannot be made."""
     return self._environment or self.config.make_environment()
 
   def exported(self, params: Any) -> exported_lib.Exported:
     """The policy as `exported.write` takes it, with its `params` or `all_params`."""
-    return exported_lib.Exported(
-      self.config,
-      self.learner_step,
-      self.action_names,
-      self.observation_spec,
-      self.action_spec,
-      exported_lib.named(jax.device_get(params)),
-    )
+    return self._exported._replace(arrays=exported_lib.named(jax.device_get(params)))
 
   def initial_state(self, batch: int | None = None) -> State:
-    """Returns the state with which an episode begins.
-
-    Args:
-      batch: number of parallel environments, N; None for a single one, without a batch axis.
-
-    Raises:
-      ValueError: `batch` is not positive.
-    """
+    """The state with which an episode begins, of N = `batch` environments; None: without a batch axis."""
     if batch is not None and batch < 1:
       raise ValueError(f'batch={batch}: must be at least 1, or None for no batch axis')
     return State(
@@ -134,9 +107,6 @@ class Policy:
     Args:
       state: the state that `act` returned.
       ended: bool, of the shape of `state.first`; whether the next observation begins an episode.
-
-    Returns:
-      The state for the next call of `act`.
     """
     return state._replace(first=jnp.logical_or(state.first, jnp.asarray(ended, bool)))
 
@@ -185,13 +155,31 @@ class Policy:
       ValueError: dm-acme is not installed.
     """
     try:
-      from hephaestus.launch.interface import acme_actor
+      import acme
     except ModuleNotFoundError as error:
       raise ValueError(
         f'as_acme_actor: needs dm-acme, of the extra `distributed` ({error})'
       ) from None
-    greedy = self.config.evaluator.greedy if greedy is None else greedy
-    return acme_actor.Actor(self, seed=seed, greedy=greedy)
+    policy, key, state = self, jax.random.key(seed), self.initial_state()
+    is_greedy = self.config.evaluator.greedy if greedy is None else greedy
+
+    class Actor(acme.Actor):
+      def observe_first(self, timestep: dm_env.TimeStep) -> None:
+        nonlocal state
+        state = policy.reset(state, True)
+
+      def select_action(self, observation: Any) -> Any:
+        nonlocal state
+        action, state = policy.act(observation, state, key=key, greedy=is_greedy)
+        return action
+
+      def observe(self, action: Any, next_timestep: dm_env.TimeStep) -> None:
+        pass
+
+      def update(self, wait: bool = False) -> None:
+        pass
+
+    return Actor()
 
   def _checked(self, observation: Any, batch: tuple[int, ...]) -> Any:
     try:
@@ -287,12 +275,11 @@ def _load(
       f'--checkpoint {checkpoint}: {path} is exported, so it has one checkpoint; leave it out'
     )
   exported = exported_lib.read(folder)
-  observation_spec = exported.observation_spec
   environment = _made(environment, exported.config)
-  if environment is not None or observation_spec is None:
+  if environment is not None or exported.observation_spec is None:
     environment = environment or exported.config.make_environment()
-    observation_spec = environment.observation_spec
-  agent, shapes = _make_agent(exported.config, observation_spec, exported.action_spec)
+    exported = exported._replace(observation_spec=environment.observation_spec)
+  agent, shapes = _make_agent(exported)
   file = str(folder / exported_lib.PARAMS)
   all_params = None
   # Shipped agents have all parameters, since they can be dreamt; `export` writes what acting needs.
@@ -303,20 +290,12 @@ def _load(
     like = jax.eval_shape(agent.acting_params, shapes)
     params = exported_lib.rebuild(exported.arrays, like, file)
   return Policy(
-    pathlib.Path(path), exported, agent, observation_spec, params,
-    all_params=all_params, environment=environment,
-  )  # fmt: skip
+    pathlib.Path(path), exported, agent, params, all_params=all_params, environment=environment
+  )
 
 
 def load_config(path: str | os.PathLike[str]) -> launch_config.ExperimentConfig:
-  """Reads the config of a run, or of an exported or shipped policy.
-
-  Args:
-    path: as of `load`.
-
-  Raises:
-    ValueError: `path` is none of these, or its config is broken.
-  """
+  """Reads the config of a run, or of an exported or shipped policy; ValueError if `path` is none of these."""
   folder = places.find(path)
   if (folder / places.POLICY).exists():
     return exported_lib.read(folder).config
@@ -328,16 +307,12 @@ def _of_run(folder: pathlib.Path, checkpoint: str | None, environment: Any) -> P
 
   config = folder_lib.load_config(folder)
   environment = _made(environment, config) or config.make_environment()
-  observation_spec, action_spec = environment.observation_spec, environment.action_spec
-  agent, shapes = _make_agent(config, observation_spec, action_spec)
+  specs = environment.observation_spec, environment.action_spec
+  exported = exported_lib.Exported(config, 0, tuple(environment.action_names), *specs, arrays={})
+  agent, shapes = _make_agent(exported)
   step, all_params = parts.saved_params(folder, config, shapes, checkpoint)
-  exported = exported_lib.Exported(
-    config, step, tuple(environment.action_names), observation_spec, action_spec, arrays={}
-  )
-  return Policy(
-    folder, exported, agent, observation_spec, agent.acting_params(all_params),
-    all_params=all_params, environment=environment,
-  )  # fmt: skip
+  exported, params = exported._replace(learner_step=step), agent.acting_params(all_params)
+  return Policy(folder, exported, agent, params, all_params=all_params, environment=environment)
 
 
 def _made(
@@ -351,10 +326,9 @@ def _made(
   return made
 
 
-def _make_agent(
-  config: launch_config.ExperimentConfig, observation_spec: Any, action_spec: Any
-) -> tuple[agent_lib.Agent, Any]:
+def _make_agent(exported: exported_lib.Exported) -> tuple[agent_lib.Agent, Any]:
   """Returns the agent, and the tree of shapes and dtypes of all its parameters."""
-  agent = config.record.make(config.agent, observation_spec, action_spec).agent
+  config, specs = exported.config, (exported.observation_spec, exported.action_spec)
+  agent = config.record.make(config.agent, *specs).agent
   key = jax.eval_shape(lambda: jax.random.key(0))
   return agent, jax.eval_shape(agent.init_params, key)

@@ -12,32 +12,17 @@ import argparse
 import pathlib
 import shutil
 import sys
-from typing import Any, NamedTuple
 
 from hephaestus.launch.interface import exported as exported_lib
 from hephaestus.launch.interface import places, policy, training
 
-
-class Recipe(NamedTuple):
-  """How one agent is trained.
-
-  Attributes:
-    steps: number of environment steps.
-    overrides: config values by path, in addition to OVERRIDES.
-    agent: name of the agent.
-  """
-
-  steps: int
-  overrides: dict[str, Any]
-  agent: str = 'dreamer'
-
-
-# By name of the environment, which is also the name of the shipped agent.
+# Environment steps, config values and agent by name of the environment, which is also the name of the
+# shipped agent.
 AGENTS = {
-  'catch': Recipe(8_000, {}),
-  'gymnax/CartPole-v1': Recipe(15_000, {}),
-  'grid_world': Recipe(25_000, {'environment.size': 8, 'environment.num_resources': 8}),
-  'hackmatrix': Recipe(2_000_000, {'evaluator.period_steps': 98_304}, 'ppo'),
+  'catch': (8_000, {}, 'dreamer'),
+  'gymnax/CartPole-v1': (15_000, {}, 'dreamer'),
+  'grid_world': (25_000, {'environment.size': 8, 'environment.num_resources': 8}, 'dreamer'),
+  'hackmatrix': (2_000_000, {'evaluator.period_steps': 98_304}, 'ppo'),
 }
 # Evaluations and checkpoints are timed by steps, so that the best one does not depend on a clock.
 OVERRIDES = {
@@ -50,29 +35,16 @@ OVERRIDES = {
 
 
 def train(name: str, runs: pathlib.Path) -> training.Run:
-  """Trains one agent, or resumes its run.
-
-  Args:
-    name: a key of AGENTS.
-    runs: folder in which the run gets its own folder.
-
-  Returns:
-    The finished or interrupted run.
-  """
-  recipe = AGENTS[name]
+  """Trains an agent of AGENTS, or resumes its run, in a folder of its own below `runs`."""
+  steps, overrides, agent = AGENTS[name]
   return training.train(
-    name, steps=recipe.steps, seed=0, run=runs / name.replace('/', '-'), agent=recipe.agent, preset='laptop',
-    set=OVERRIDES | recipe.overrides, fused=True,
+    name, steps=steps, seed=0, run=runs / name.replace('/', '-'), agent=agent, preset='laptop',
+    set=OVERRIDES | overrides, fused=True,
   )  # fmt: skip
 
 
 def ship(run: training.Run, name: str) -> pathlib.Path:
-  """Replaces a shipped agent with the best checkpoint of a run; returns the agent's folder.
-
-  Args:
-    run: the run that trained the agent.
-    name: name of the agent.
-  """
+  """Replaces the shipped agent of a name with the best checkpoint of a run; returns the agent's folder."""
   out = places.SHIPPED / name
   loaded = policy.load(run, 'best')
   exported = loaded.exported(loaded.all_params)

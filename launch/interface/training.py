@@ -37,11 +37,7 @@ class Run:
   """
 
   def __init__(self, folder: str | os.PathLike[str], *, trust: bool = False):
-    """Opens the folder of a run.
-
-    Args:
-      folder: path of the run's folder.
-      trust: whether to import the agent and the environment that the folder names by an import path.
+    """Opens the folder of a run; `trust` imports the agent and environment that it names by an import path.
 
     Raises:
       ValueError: it is not the folder of a run, its config is broken, or its agent would have to be
@@ -60,44 +56,45 @@ class Run:
     return f'Run({str(self.folder)!r})'
 
   def scores(self) -> dict[str, np.ndarray]:
-    """Metrics of all evaluations, such as `episode_return`; same as `curves('evaluator')`.
-
-    Returns:
-      One array for each metric by name, [E] with an entry for each evaluation. Among them are
-      `episode_return`, `normalised_score` and `environment_step`.
-    """
+    """Metrics of all evaluations by name, [E] each, such as `episode_return`: `curves('evaluator')`."""
     return self.curves('evaluator')
 
   def curves(self, node: str = 'learner') -> dict[str, np.ndarray]:
-    """Reads all metrics that one process of the run has reported.
+    """Reads all metrics that one process of the run has reported, as in `metrics`.
 
     Args:
       node: name of the process: 'learner', 'evaluator', or an actor such as 'actor-0'.
 
-    Returns:
-      An array [N] for each numeric metric by name, with an entry for each of N reports; NaN where a
-      report lacks the metric. Empty before the first report of the learner or the evaluator.
-
     Raises:
       ValueError: no process of this name has reported, and it is neither the learner nor the
-        evaluator; or a line of its metrics is damaged.
+        evaluator.
+    """
+    found: dict[str, dict[str, np.ndarray]] = {'learner': {}, 'evaluator': {}} | self.metrics()
+    if node not in found:
+      raise ValueError(
+        f'node={node!r}: has no metrics in {self.folder}; choose of {", ".join(sorted(found))}'
+      )
+    return found[node]
+
+  def metrics(self) -> dict[str, dict[str, np.ndarray]]:
+    """Reads all metrics of the run, by the name of the process that has reported them.
+
+    Returns:
+      For each process, such as 'learner', 'evaluator' or 'actor-0', an array [N] for each numeric
+      metric by name, with an entry for each of its N reports; NaN where a report lacks the metric.
+      Among them are `time`, `environment_step` and `learner_step`.
     """
     from hephaestus.launch.files import metrics
 
-    files = {path.stem: path for path in (self.folder / 'metrics').glob('*.jsonl')}
-    known = sorted(files.keys() - {'events'} | {'learner', 'evaluator'})
-    if node not in known:
-      raise ValueError(
-        f'node={node!r}: has no metrics in {self.folder}; choose of {", ".join(known)}'
-      )
-    rows = metrics.read(files[node]) if node in files else []
-    columns = {name: [row.get(name) for row in rows] for row in rows for name in row}
-    is_number = lambda x: x is None or isinstance(x, int | float)
-    return {
-      name: np.array([np.nan if x is None else x for x in column])
-      for name, column in columns.items()
-      if all(map(is_number, column))
-    }
+    found = {}
+    for file in sorted((self.folder / 'metrics').glob('*.jsonl')):
+      if file.stem != 'events':
+        rows = metrics.read(file)
+        found[file.stem] = {
+          name: np.array([np.nan if row.get(name) is None else row[name] for row in rows])
+          for name in dict.fromkeys(name for row in rows for name in row)
+        }
+    return found
 
   def log_to(self, logger: Any, node: str = 'learner') -> None:
     """Writes all reports of one process to a logger, such as one of `acme.utils.loggers`.
@@ -114,14 +111,7 @@ class Run:
       logger.write(dict(zip(curves, row, strict=True)))
 
   def policy(self, checkpoint: str | int | None = None) -> 'policy_lib.Policy':
-    """Loads the run's policy.
-
-    Args:
-      checkpoint: learner step of a checkpoint, or 'best'; None for the newest.
-
-    Raises:
-      ValueError: as `load`.
-    """
+    """Loads the run's policy, see `load`."""
     from hephaestus.launch.interface import policy
 
     return policy.load(self.folder, checkpoint)

@@ -5,8 +5,6 @@ import pathlib
 import sys
 from typing import Any
 
-from absl import logging as absl_logging
-
 from hephaestus.launch.run import flags
 
 
@@ -93,26 +91,23 @@ def _add_report(commands: Any) -> None:
   report = commands.add_parser(
     'report',
     allow_abbrev=False,
-    help='learning curves of runs with confidence intervals over seeds',
-    description='Runs that differ only in their seed become one curve. Prints a table for each '
-    'environment; with --out also writes the panels of `dashboard` as pictures and as one HTML file. '
-    'Needs the extra `report`.',
+    help='compare runs: their last scores, and the page of `dashboard` as one HTML file',
+    description='Runs that differ only in their seed become one curve. Prints the last score of each '
+    'curve; with --out also writes report.html, which needs the extra `report`.',
   )
   report.add_argument('runs', type=pathlib.Path, nargs='*', metavar='RUN', help='folder of a run')
   report.add_argument(
     '--out',
     type=pathlib.Path,
-    help='folder for report.md, a PNG of each curve, and report.html with curves, losses, '
-    'intrinsic rewards, speed, nodes, videos and config differences in one file',
+    help='folder for report.html with curves, losses, intrinsic rewards, speed, nodes, videos and '
+    'config differences in one file',
   )
   report.add_argument(
     '--metric',
     help='a key of metrics/*.jsonl, the only one to show (default: the score, or the return if there is none)',
   )
   report.add_argument(
-    '--node',
-    choices=['evaluator', 'learner', 'actor'],
-    help='default: the first that has the metric',
+    '--node', choices=['evaluator', 'learner', 'actor'], help='default: any that has the metric'
   )
   report.add_argument(
     '--x',
@@ -133,22 +128,27 @@ def _add_report(commands: Any) -> None:
   report.set_defaults(call=_report)
 
 
-def _evaluate(arguments: argparse.Namespace) -> int:
-  flags.leave_accelerators()
+def _check(arguments: argparse.Namespace, flag: str, video: pathlib.Path | None) -> None:
+  """Raises ValueError, before imports that take seconds, for episodes that cannot be played."""
+  from hephaestus.launch.interface import places
+
   if arguments.episodes < 1:
     raise ValueError(f'--episodes {arguments.episodes}: must be at least 1')
-  if arguments.video is not None and arguments.video.suffix not in ('.gif', '.mp4'):
-    raise ValueError(f'--video {arguments.video}: the name must end in .gif or .mp4')
+  if video is not None and video.suffix not in ('.gif', '.mp4'):
+    raise ValueError(f'{flag} {video}: the name must end in .gif or .mp4')
   flags.check_seed(arguments.seed)
+  places.check(arguments.run)
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+  flags.leave_accelerators()
   if arguments.greedy is not None and (arguments.actions or arguments.random):
     raise ValueError('--greedy: is one of --actions; leave out --actions and --random')
   if arguments.actions and arguments.random:
     raise ValueError('--random: is one of --actions; give one of the two options')
   if len(arguments.actions or ()) > 1 and arguments.video is not None:
     raise ValueError(f'--video {arguments.video}: shows one kind of --actions; give a single one')
-  from hephaestus.launch.interface import places
-
-  places.check(arguments.run)  # before imports that take seconds
+  _check(arguments, '--video', arguments.video)
   from hephaestus.launch.files import metrics
   from hephaestus.launch.report import evaluate
 
@@ -175,18 +175,11 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 def _watch(arguments: argparse.Namespace) -> int:
   flags.leave_accelerators()
-  if arguments.episodes < 1:
-    raise ValueError(f'--episodes {arguments.episodes}: must be at least 1')
-  flags.check_seed(arguments.seed)
   if not arguments.fps > 0:
     raise ValueError(f'--fps {arguments.fps}: must be positive')
-  if arguments.output is not None and arguments.output.suffix not in ('.gif', '.mp4'):
-    raise ValueError(f'--output {arguments.output}: the name must end in .gif or .mp4')
   if arguments.dream and arguments.output is None:
     raise ValueError('--dream: is a video; add --output FILE, .gif or .mp4')
-  from hephaestus.launch.interface import places
-
-  places.check(arguments.run)  # before imports that take seconds
+  _check(arguments, '--output', arguments.output)
   try:
     from hephaestus.launch.interface import policy
     from hephaestus.launch.report import play
@@ -215,44 +208,18 @@ def _dashboard(arguments: argparse.Namespace) -> int:
 
 def _report(arguments: argparse.Namespace) -> int:
   flags.leave_accelerators()
-  from hephaestus.launch.report import curves
+  from hephaestus.launch.report import page
 
-  absl_logging.set_verbosity(absl_logging.WARNING)  # rliable logs each step
+  given: list[tuple[pathlib.Path, str | None]] = []
   for name, *runs in arguments.label:
     if not runs:
       raise ValueError(f'--label {name}: give the runs as well, as in --label NAME RUN RUN')
-  all_panels = arguments.out is not None and arguments.metric is None
-  say = lambda text: print(f'hephaestus report: {text}', file=sys.stderr, flush=True)
-  given = [*arguments.runs, *(pathlib.Path(run) for _, *runs in arguments.label for run in runs)]
-  if any(map(_is_run, given)):  # else it ends at once
-    say('reads the runs')
-  made = curves.make(
-    arguments.runs,
-    [(name, [pathlib.Path(run) for run in runs]) for name, *runs in arguments.label],
-    metric=arguments.metric,
-    node=arguments.node,
-    x=arguments.x,
-    pictures=arguments.out is not None,
-    all_panels=all_panels,
+    given += [(pathlib.Path(run), name) for run in runs]
+  given += [(run, None) for run in arguments.runs]
+  lines, remarks = page.report(
+    given, out=arguments.out, metric=arguments.metric, node=arguments.node, x=arguments.x
   )
-  remarks = [f'left out: {reason}' for reason in made.left_out]
-  runs = [run for group in made.groups for run in group.runs]
-  remarks += [f'{run.folder}: {run.damage}' for run in runs if run.damage]
-  if arguments.out is not None:
-    from hephaestus.launch.report import page  # which imports JAX
-
-    remarks += page.write(made, arguments.out, x=arguments.x, all_panels=all_panels, say=say)
-  print(made.markdown, end='')
+  print('\n'.join(lines))
   for remark in remarks:
-    say(remark)
+    print(f'hephaestus report: {remark}', file=sys.stderr)
   return 0
-
-
-def _is_run(folder: pathlib.Path) -> bool:
-  from hephaestus.launch.files import folder as folder_lib
-
-  try:
-    folder_lib.load_config(folder)
-  except (ValueError, OSError):
-    return False
-  return True

@@ -1,7 +1,6 @@
 """Serves a read-only web page of runs on the loopback interface."""
 
 import functools
-import hashlib
 import importlib.util
 import json
 import pathlib
@@ -17,7 +16,8 @@ import numpy as np
 
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import history
-from hephaestus.launch.report import curves, panels, server
+from hephaestus.launch.report import groups as groups_lib
+from hephaestus.launch.report import panels, server
 
 MEDIA_TYPES = {'.mp4': 'video/mp4', '.webm': 'video/webm'}
 MOST_VIDEOS = 6  # newest videos of a run that are shown
@@ -35,15 +35,9 @@ class Dashboard:
   """
 
   def __init__(self, folders: Sequence[pathlib.Path], videos: pathlib.Path):
-    """Reads the configs of the runs, and no metrics yet.
+    """Reads the configs of runs, finished or running, and no metrics yet; ValueError if there is no run.
 
-    Args:
-      folders: folders of runs, finished or running; runs that differ only in their seed become one
-        curve.
-      videos: an empty folder, for copies of videos in a format that browsers can play.
-
-    Raises:
-      ValueError: none of the folders is a run's.
+    `videos` is an empty folder, for copies of videos in a format that browsers can play.
     """
     self.left_out: list[str] = []
     self._videos = videos
@@ -56,18 +50,13 @@ class Dashboard:
         self.left_out.append(str(error))
     if not self._histories:
       raise ValueError('; '.join(self.left_out) or 'no runs are given; name their folders')
-    self._groups = curves.groups(self._histories)
-    self._differences = panels.differences(self._histories)
-    self._drawn: dict[tuple[str, int], tuple[Any, str]] = {}
+    self._groups = groups_lib.make(self._histories)
+    self._differences = groups_lib.differences(self._histories)
+    self._drawn: dict[tuple[str, int], tuple[list[int], dict[str, Any]]] = {}
     self._reports = [_Reports(each.folder) for each in self._histories]
 
   def runs(self) -> dict[str, Any]:
-    """Describes all runs; reads new rows of metrics first.
-
-    Returns:
-      The result of `panels.overview`, with at most MOST_VIDEOS 'videos' of each run, and {'x_axes':
-      {KEY: label}, 'differences': see `panels.differences`}
-    """
+    """Describes all runs, see `panels.overview`, with their 'differences' and 'x_axes' {KEY: label}."""
     with self._lock:
       self._read()
       described = panels.overview(self._histories, self._groups, self._newest_videos)
@@ -91,36 +80,22 @@ class Dashboard:
       unread = self._read()
       if unread > history.CHUNK:
         return json.dumps({'version': '', 'unread': unread, 'groups': None, 'charts': []})
-      versions = json.dumps([x, unread, [each.version for each in self._histories]])
-      version = hashlib.sha256(versions.encode()).hexdigest()[:16]
+      version = '-'.join([x, str(unread), *(str(each.version) for each in self._histories)])
       if version == known:
         return None
-      charts = [chart._asdict() for chart in panels.charts(panels.keys(self._histories))]
-      head = json.dumps({'version': version, 'unread': unread, 'charts': charts})
-      groups = ','.join(self._draw(x, index) for index in range(len(self._groups)))
-      return f'{head[:-1]}, "groups": [{groups}]}}'
+      groups = [self._draw(x, index) for index in range(len(self._groups))]
+      charts = [chart._asdict() for chart in panels.charts(key for each in groups for key in each)]
+      return json.dumps({'version': version, 'unread': unread, 'groups': groups, 'charts': charts})
 
   def replay(self, index: int) -> dict[str, Any]:
-    """Returns the newest report on the replay of a run, with the texts that show it.
+    """The newest report on the replay of the run with this index, see `terminal.for_page`, or {'error'}.
 
-    Args:
-      index: index of the run.
-
-    Returns:
-      The result of `terminal.for_page`, or {'error': the reason}. A fused run that is not running is
-      reported by its newest checkpoint.
+    A fused run that is not running is reported by its newest checkpoint.
     """
     return self._reports[index].newest()
 
   def video(self, index: int, name: str) -> tuple[pathlib.Path, str] | None:
-    """Returns a video of a run, with GIFs converted to MP4.
-
-    Args:
-      index: index of the run.
-      name: name of a file in its folder videos.
-
-    Returns:
-      Path and media type of a video that browsers can play; None if there is no such file.
+    """Path and media type of a video of a run by its name, with GIFs converted to MP4; None if there is none.
 
     Raises:
       Exception: a GIF cannot be decoded.
@@ -156,14 +131,13 @@ class Dashboard:
       each.read(deadline)
     return sum(each.unread for each in self._histories)
 
-  def _draw(self, x: str, index: int) -> str:
-    """JSON text of all curves of a group; cached until one of its runs has new metrics."""
+  def _draw(self, x: str, index: int) -> dict[str, Any]:
+    """All curves of a group, as on the page; cached until one of its runs has new metrics."""
     members = self._groups[index].runs
     version = [each.version for each in members]
     known = self._drawn.get((x, index))
     if known is None or known[0] != version:
-      text = json.dumps(panels.to_json(panels.drawn(members, x)))
-      known = self._drawn[x, index] = version, text
+      known = self._drawn[x, index] = version, panels.to_json(panels.drawn(members, x))
     return known[1]
 
 
@@ -202,15 +176,11 @@ class _Reports:
 
 
 def make_app(dashboard: Dashboard, token: str) -> server.App:
-  """Makes the ASGI app of the page, which answers GET requests below /TOKEN/.
-
-  Args:
-    dashboard: makes the answers.
-    token: secret that the path of every request must begin with.
-  """
+  """Makes the ASGI app of the page, which answers GET requests below /TOKEN/, a secret."""
   from starlette import applications, exceptions, requests, responses, routing
 
-  def place(request: requests.Request, value: str) -> int:
+  def index_of(request: requests.Request) -> int:
+    value = request.path_params['run']
     if value not in map(str, range(len(dashboard))):
       raise exceptions.HTTPException(404, f'run {value}: no such run')
     return int(value)
@@ -228,12 +198,10 @@ def make_app(dashboard: Dashboard, token: str) -> server.App:
     return responses.Response(text, media_type='application/json')
 
   def replay(request: requests.Request) -> responses.Response:
-    index = place(request, request.path_params['run'])
-    return responses.JSONResponse(dashboard.replay(index))
+    return responses.JSONResponse(dashboard.replay(index_of(request)))
 
   def video(request: requests.Request) -> responses.Response:
-    index = place(request, request.path_params['run'])
-    name = request.path_params['name']
+    index, name = index_of(request), request.path_params['name']
     try:
       found = dashboard.video(index, name)
     except Exception as error:  # decoders raise any type
@@ -263,11 +231,9 @@ def files() -> list[pathlib.Path]:
 
 
 def serve(folders: Sequence[pathlib.Path], port: int) -> None:
-  """Serves the page until Ctrl-C, and prints its address.
+  """Serves the page until Ctrl-C at a port of 127.0.0.1, 0 for a free one, and prints its address.
 
-  Args:
-    folders: folders of runs; those that are none are named on stderr and left out.
-    port: port of 127.0.0.1; 0 for a free one.
+  Folders that are not of runs are named on stderr and left out.
 
   Raises:
     ValueError: none of the folders is a run's, a package of the extra `dashboard` is not

@@ -1,16 +1,17 @@
-"""Writes a report: the dashboard's page with its data inside, tables as Markdown, and pictures as PNG."""
+"""Writes a report: the dashboard's page as one HTML file, with its data and videos inside."""
 
 import base64
 import datetime
 import pathlib
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import imageio.v2 as imageio
 
 from hephaestus.launch.files import history, metrics
-from hephaestus.launch.report import curves, dashboard, panels, pictures
+from hephaestus.launch.report import dashboard, panels, server
+from hephaestus.launch.report import groups as groups_lib
 
 MOST_VIDEO_BYTES = 4_000_000  # largest video in the page; a larger one is left out and named
 MOST_VIDEOS_BYTES = 32_000_000  # of all videos together, after which no more are added
@@ -22,113 +23,113 @@ POLICY = (
 )
 
 
-def write(
-  made: curves.Report,
-  out: pathlib.Path,
+def report(
+  given: Sequence[tuple[pathlib.Path, str | None]],
   *,
+  out: pathlib.Path | None = None,
+  metric: str | None = None,
+  node: str | None = None,
   x: str = 'environment_step',
-  all_panels: bool = True,
-  say: Callable[[str], None] = lambda text: None,
-) -> list[str]:
-  """Writes report.md, a PNG of each curve, and report.html, the page without a server.
+) -> tuple[list[str], list[str]]:
+  """Compares runs, finished or running, by their last scores and on a page.
 
   Args:
-    made: a report that `curves.make` made with `pictures=True`.
-    out: folder, created if it does not exist.
+    given: folder of each run with the label of its curve; runs without a label that differ only in their
+      seed become one curve. A folder that is repeated counts once.
+    out: folder for report.html, the page without a server, made if it does not exist; None for no page.
+    metric: key of the only metric to show; None: the score, or the return if there is none, and on the
+      page all metrics.
+    node: kind of process that has reported the metric, one of history.NODES; None for any.
     x: the x-axis, one of history.X_AXES.
-    all_panels: whether to show all panels of the dashboard, or only the report's curves.
-    say: called with a line of progress now and then.
 
   Returns:
-    A line on what was written, and one for each video that was left out.
+    A line on each curve; and remarks on what is left out, damaged or written.
 
   Raises:
-    ValueError: the folder cannot be written to.
+    ValueError: there is nothing to show, two curves have the same label, a package of the extra `report`
+      is not installed, or the folder cannot be written to.
   """
-  groups = made.groups
+  if out is not None:
+    server.check_packages('report', 'uplot')
+  known: dict[pathlib.Path, tuple[pathlib.Path, str | None]] = {}
+  for folder, label in given:
+    known.setdefault(folder.resolve(), (folder, label))
+  runs: list[tuple[history.History, str | None]] = []
+  remarks = []
+  for folder, label in known.values():
+    try:
+      runs.append((_read(folder), label))
+    except ValueError as error:
+      remarks.append(f'left out: {error}')
+  if not runs:
+    raise ValueError('; '.join(remarks) or 'no runs are given; name their folders')
+  remarks += [f'{run.folder}: {run.damage}' for run, _ in runs if run.damage]
+  groups = groups_lib.make(*zip(*runs, strict=True))
+  curves = [panels.drawn(group.runs, x) for group in groups]
+  names = ('normalised_score', 'episode_return') if metric is None else (metric,)
+  keys = [f'{each}/{name}' for name in names for each in ((node,) if node else history.NODES)]
+  if metric is not None:
+    found = sorted({key for each in curves for key in each})
+    curves = [{key: each[key] for key in keys if key in each} for each in curves]
+    if not any(curves):
+      raise ValueError(f'--metric {metric}: no run has it; they have {", ".join(found)}')
+  if out is not None:
+    remarks += _write(groups, curves, out, x)
+  pairs = zip(groups, curves, strict=True)
+  return [_score(group, each, keys, history.X_AXES[x]) for group, each in pairs], remarks
+
+
+def _read(folder: pathlib.Path) -> history.History:
+  """Reads all metrics of a run; ValueError if it has none."""
+  run = history.History(folder)
+  run.read()
+  if not any(map(run.names, history.NODES)):
+    raise ValueError(f'{folder}: has no metrics yet; {run.damage or "wait for its nodes"}')
+  return run
+
+
+def _score(
+  group: groups_lib.Group, curves: dict[str, panels.GroupCurve], keys: Sequence[str], axis: str
+) -> str:
+  """A line on the last value of a group's curve of the first of the keys that it has."""
+  count = len(group.runs)
+  names = f'{group.environment}  {group.label} ({count} seed{"s" * (count > 1)})'
+  key = next((key for key in keys if key in curves and len(curves[key].x)), None)
+  if key is None:
+    return f'{names}  no {" or ".join(keys)}'
+  x, mean, low, high, seeds = curves[key]
+  values = f'{mean[-1]:.4g} ({low[-1]:.4g} to {high[-1]:.4g})' if seeds else f'{mean[-1]:.4g}'
+  place = f'{x[-1]:,.1f}'.removesuffix('.0')
+  return f'{names}  {key} {values} at {place} {axis}'
+
+
+def _write(
+  groups: Sequence[groups_lib.Group],
+  curves: Sequence[dict[str, panels.GroupCurve]],
+  out: pathlib.Path,
+  x: str,
+) -> list[str]:
+  """Writes report.html; returns a line on it, and one for each video that was left out."""
   histories = [run for group in groups for run in group.runs]
-  drawn: list[dict[str, panels.GroupCurve]] = [
-    panels.drawn(group.runs, x) if all_panels else {} for group in groups
-  ]
-  at = {(group.environment, group.label): index for index, group in enumerate(groups)}
-  for figure in made.figures:  # with confidence intervals, which the dashboard lacks
-    for curve in figure.curves:
-      drawn[at[figure.environment, curve.label]][figure.key] = _with_interval(curve)
-  charts = panels.charts(key for each in drawn for key in each)
   videos = _Videos(histories)
+  charts = panels.charts(key for each in curves for key in each)
+  content = panels.overview(histories, groups, videos.newest, throughout=True) | {
+    'made': f'report of {datetime.datetime.now():%Y-%m-%d %H:%M}',
+    'x_axes': {x: history.X_AXES[x]},
+    'differences': groups_lib.differences(histories),
+    'curves': {
+      'groups': [panels.to_json(each) for each in curves],
+      'charts': [chart._asdict() for chart in charts],
+    },
+  }
+  file = out / 'report.html'
   try:
     out.mkdir(parents=True, exist_ok=True)
-    count = _draw(made.figures, charts, groups, drawn, x, out, say)
-    content = panels.overview(histories, groups, videos.newest, throughout=True)
-    if not all_panels:
-      content['runs'] = []
-    content |= {
-      'made': f'report of {datetime.datetime.now():%Y-%m-%d %H:%M}',
-      'x_axes': {x: history.X_AXES[x]},
-      'differences': panels.differences(histories),
-      'curves': {
-        'groups': [panels.to_json(each) for each in drawn],
-        'charts': [chart._asdict() for chart in charts],
-      },
-      'tables': [figure.table() for figure in made.figures],
-      'left_out': made.left_out,
-    }
-    (out / 'report.md').write_text(made.markdown)
-    (out / 'report.html').write_text(_page(content))
+    file.write_text(_page(content))
   except OSError as error:
     raise ValueError(f'--out {out}: cannot be written to ({error.strerror})') from None
-  megabytes = (out / 'report.html').stat().st_size / 1e6
-  return [
-    f'{out / "report.html"}: {megabytes:.1f} MB, {count} pictures (as PNG), {videos.count} videos',
-    *videos.left_out,
-  ]
-
-
-def _with_interval(curve: curves.Curve) -> panels.GroupCurve:
-  """A curve of the report with the confidence interval of its mean as band."""
-  places = curves.grid(curve)
-  seeds = curve.series if len(curve.runs) > 1 else []
-  return panels.GroupCurve(places, *curves.estimate(curve.at(places), 'iqm'), seeds=seeds)
-
-
-def _draw(
-  figures: Sequence[curves.Comparison],
-  charts: Sequence[panels.Chart],
-  groups: Sequence[curves.Group],
-  drawn: Sequence[dict[str, panels.GroupCurve]],
-  x: str,
-  out: pathlib.Path,
-  say: Callable[[str], None],
-) -> int:
-  """Writes a PNG of each chart in each environment, unless it is 0 throughout; returns how many."""
-  figure_of = {(figure.environment, figure.key): figure for figure in figures}
-  x_label, count = history.X_AXES[x], 0
-  for environment in dict.fromkeys(group.environment for group in groups):
-    members = [at for at, group in enumerate(groups) if group.environment == environment]
-    for key, _, title in charts:
-      lines = [
-        pictures.Line(groups[at].label, colour, drawn[at][key])
-        for colour, at in enumerate(members)
-        if key in drawn[at] and len(drawn[at][key].x)
-      ]
-      figure = figure_of.get((environment, key))
-      if figure is None and not any(
-        each.curve.low.any() or each.curve.high.any() for each in lines
-      ):
-        continue
-      count += 1
-      if count % 10 == 1:
-        say(f'draws picture {count}: {title}')
-      stem = curves.file_name(environment)
-      if figure is None:
-        stem += f'-{key.replace("/", "-")}'
-        picture = pictures.draw_lines(title, x_label, '', lines)
-      else:
-        y_label = curves.Y_AXES.get(figure.metric, f'{figure.metric} ({figure.node})')
-        levels = (0, 1) if figure.metric == 'normalised_score' else ()
-        picture = pictures.draw_lines(environment, x_label, y_label, lines, levels)
-      (out / f'{stem}.png').write_bytes(picture)
-  return count
+  size = file.stat().st_size / 1e6
+  return [f'{file}: {size:.1f} MB, {videos.count} videos', *videos.left_out]
 
 
 class _Videos:

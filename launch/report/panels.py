@@ -12,95 +12,64 @@ from PIL import Image
 
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import history, metrics
-from hephaestus.launch.report import curves
+from hephaestus.launch.report import groups as groups_lib
 
 VIDEOS = ('.gif', '.mp4', '.webm')
 MOST_EVENTS = 12  # newest events of a run that are shown
-MOST_PIXELS, MOST_VIDEO_PIXELS = (
-  1 << 22,
-  1 << 29,
-)  # of a frame, and of all frames of a converted GIF
+MOST_PIXELS = 1 << 22  # of a frame
+MOST_VIDEO_PIXELS = 1 << 29  # of all frames of a converted GIF
 MOST_DIAGNOSIS = 1 << 20  # bytes of doctor.json that are read
+SEED_POINTS = 101  # most points of a curve of several seeds
 DIGITS = 5  # significant digits of a number in a curve
 FRAMES_PER_SECOND = 8.0  # assumed for a GIF that does not store its speed
-LEARNING, ENVIRONMENT, REPLAY = 'Learning', 'Environment', 'Replay over the run'
-# Sections of the page with titles of charts, by 'NODE/METRIC'. A chart is in the first section that has a
-# beginning of its key, and is titled by the end of its key where this names no title.
+ENVIRONMENT, COGNITION = 'Environment', 'Cognition'
+# Sections of the page, by beginnings of the keys 'NODE/METRIC' of their charts: the first that has one.
 SECTIONS = {
-  LEARNING: {
-    'evaluator/normalised_score': 'score (0: random policy, 1: scripted policy)',
-    'evaluator/episode_return': 'episode return, evaluation',
-    'actor/episode_return': 'episode return, acting',
-    'actor/episode_return/median': 'episode return, acting, median and 5 to 95 %',
-    'actor/episode_length': 'episode length, acting',
-    'learner/episode_return': 'episode return, acting',
-    'evaluator/episode_length': 'episode length, evaluation',
-    'learner/episode_length': 'episode length, acting',
-    'actor/explorer_return': 'episode return, exploring',
-    'learner/explorer_return': 'episode return, exploring',
-    'evaluator/episode': '', 'actor/episode': '', 'learner/episode': '',
-    'actor/explorer': '', 'learner/explorer': '',
-  },
-  ENVIRONMENT: dict.fromkeys(
-    ('evaluator/', 'actor/environment/', 'learner/environment/', 'learner/option/'), ''
+  'Learning': (
+    *(f'{node}/{metric}' for node in history.NODES for metric in ('episode', 'explorer')),
+    'evaluator/normalised_score',
   ),
-  'Cognition': {
-    'learner/intrinsic/survival': 'reward of survival, replayed steps',
-    'learner/intrinsic/empowerment': 'empowerment, share of the largest',
-    'learner/intrinsic/progress': 'learning progress, replayed steps',
-    'learner/intrinsic/regions': 'regions reached, for learning progress',
-    'learner/intrinsic/vital_error': 'mean error of decoded vitals',
-    'learner/memory/filled': 'memory, share of entries in use',
-    'learner/memory/written': 'memory, entries written by an update',
-    'learner/memory/evidence': 'memory, evidence of all actions at a replayed step',
-    'learner/memory/similarity': 'memory, similarity of the nearest entry',
-    'learner/memory/age': 'memory, age of an entry, updates',
-    'learner/memory/latent_age': 'memory, age of a latent at which dreams begin, updates',
-    'learner/workspace/open': 'workspace, candidates open at a step',
-    'learner/workspace/entropy': 'workspace, entropy of the shares, nats',
-    'learner/slots/used': 'slots that hold most of some pixel',
-    'learner/slots/image': 'loss of the image that slots paint',
-    'learner/slots/change': 'change of slots, mean square',
-    'learner/slots/change_error': 'error of predicted slots, mean square',
-    'learner/intrinsic/vital_': '', 'learner/memory/': '', 'learner/workspace/': '', 'learner/slots/': '',
-  },
-  'Intrinsic rewards': {
-    'learner/intrinsic/exploring': 'share of environments that explore',
-    'learner/intrinsic/novelty': 'novelty',
-    'learner/intrinsic/novelty_fast': 'novelty, fast average',
-    'learner/intrinsic/novelty_slow': 'novelty, slow average',
-    'learner/intrinsic/competence': 'competence',
-    'learner/intrinsic/clean_novelty_positive': 'share of steps with clean novelty',
-    'learner/dream/horizon': 'imagination horizon, steps',
-    'learner/intrinsic/': '',
-  },
-  'World model': {
-    'learner/world_model/reward_correlation': 'correlation of predicted and true rewards',
-    'learner/world_model/': '',
-  },
-  'Dreams': {'learner/dream/': ''},
-  'Actor and critic': {'learner/actor_critic/': '', 'learner/ppo/': ''},
-  REPLAY: {
-    'learner/replay_ratio': 'replay ratio',
-    'learner/replay/frontier/age/median': 'age of sampled sequences, frontier, updates',
-    'learner/replay/episodic/age/median': 'age of sampled sequences, episodic, updates',
-    'learner/rejected_sequences': 'rejected sequences',
-    'learner/lost_steps': 'environment steps lost by restarts of replay',
-    'learner/staleness': 'staleness, updates',
-    'learner/discarded_fraction': 'share of sequences discarded as too old',
-    'learner/replay/': '',
-  },
-  'Speed': {
-    'learner/replayed_steps_per_second': 'replayed steps per second',
-    'learner/starved_fraction': 'share of time that the learner waits for data',
-    'actor/steps_per_second': 'environment steps per second and actor',
-    'learner/steps_per_second': 'environment steps per second',
-    'actor/throttled_fraction': 'share of time that the rate limiter blocks actors',
-    'actor/unrolled_fraction': 'share of time that actors unroll',
-    'actor/inserted_fraction': 'share of time that actors insert',
-    'learner/': '', 'actor/': '',
-  },
+  ENVIRONMENT: ('evaluator/', 'actor/environment/', 'learner/environment/', 'learner/option/'),
+  COGNITION: (
+    'learner/intrinsic/survival', 'learner/intrinsic/empowerment', 'learner/intrinsic/progress',
+    'learner/intrinsic/regions', 'learner/intrinsic/vital_', 'learner/memory/', 'learner/workspace/',
+    'learner/slots/',
+  ),
+  'Intrinsic rewards': ('learner/intrinsic/', 'learner/dream/horizon'),
+  'World model': ('learner/world_model/',),
+  'Dreams': ('learner/dream/',),
+  'Actor and critic': ('learner/actor_critic/', 'learner/ppo/'),
+  'Replay over the run': (
+    'learner/replay/', 'learner/replay_ratio', 'learner/rejected_sequences', 'learner/lost_steps',
+    'learner/staleness', 'learner/discarded_fraction',
+  ),
+  'Speed': ('learner/', 'actor/'),
 }  # fmt: skip
+# Titles of charts that begin their sections; others are titled by their keys.
+TITLES = {
+  'evaluator/normalised_score': 'score (0: random policy, 1: scripted policy)',
+  'evaluator/episode_return': 'episode return, evaluation',
+  'actor/episode_return': 'episode return, acting',
+  'actor/episode_return/median': 'episode return, acting, median and 5 to 95 %',
+  'learner/episode_return': 'episode return, acting',
+  'actor/explorer_return': 'episode return, exploring',
+  'learner/explorer_return': 'episode return, exploring',
+  'learner/intrinsic/exploring': 'share of environments that explore',
+  'learner/intrinsic/novelty': 'novelty',
+  'learner/intrinsic/clean_novelty_positive': 'share of steps with clean novelty',
+  'learner/dream/horizon': 'imagination horizon, steps',
+  'learner/world_model/reward_correlation': 'correlation of predicted and true rewards',
+  'learner/replay_ratio': 'replay ratio',
+  'learner/replay/frontier/age/median': 'age of sampled sequences, frontier, updates',
+  'learner/replay/episodic/age/median': 'age of sampled sequences, episodic, updates',
+  'learner/staleness': 'staleness, updates',
+  'learner/discarded_fraction': 'share of sequences discarded as too old',
+  'learner/replayed_steps_per_second': 'replayed steps per second',
+  'learner/starved_fraction': 'share of time that the learner waits for data',
+  'actor/steps_per_second': 'environment steps per second and actor',
+  'learner/steps_per_second': 'environment steps per second',
+  'actor/throttled_fraction': 'share of time that the rate limiter blocks actors',
+}
 # Share of time of a node by activity, and the activity with the time that its metrics leave.
 ACTIVITIES = {
   'learner': ('updates', {'starved_fraction': 'waits for data'}),
@@ -146,82 +115,59 @@ class GroupCurve(NamedTuple):
   mean: np.ndarray
   low: np.ndarray
   high: np.ndarray
-  seeds: list[history.Series]
-
-
-def names(folders: Sequence[pathlib.Path]) -> list[str]:
-  """Short name of each folder: its last part, with the parent's name where several are equal."""
-  lasts = [folder.name for folder in folders]
-  return [
-    folder.name if lasts.count(folder.name) == 1 else f'{folder.parent.name}/{folder.name}'
-    for folder in folders
-  ]
-
-
-def keys(histories: Sequence[history.History]) -> list[str]:
-  """Keys of the charts of all metrics of some runs, 'NODE/METRIC'."""
-  return list(dict.fromkeys('/'.join(pair) for each in histories for pair in each.metrics()))
+  seeds: Sequence[history.Curve]
 
 
 def charts(keys: Iterable[str]) -> list[Chart]:
-  """Charts by their keys, ordered by section; those with a title in SECTIONS come first in theirs."""
-  sections = list(SECTIONS)
-
-  def order(chart: Chart) -> tuple[int, int, str]:
-    named = list(SECTIONS[chart.section])
-    at = named.index(chart.key) if SECTIONS[chart.section].get(chart.key) else len(named)
-    return sections.index(chart.section), at, chart.key
-
+  """Charts by their keys, ordered by section; those of TITLES come first in theirs."""
+  sections, titled = list(SECTIONS), list(TITLES)
+  place = lambda key: titled.index(key) if key in TITLES else len(titled)
+  order = lambda chart: (sections.index(chart.section), place(chart.key), chart.key)
   return sorted(map(_chart, set(keys)), key=order)
 
 
 def _chart(key: str) -> Chart:
-  section = next(name for name, starts in SECTIONS.items() if key.startswith(tuple(starts)))
-  last = key.removesuffix(history.MEDIAN).rsplit('/', 1)[-1].replace('_', ' ')
-  if key.startswith('learner/workspace/'):
-    last = last.replace('share ', 'workspace, share of steps with ')
-  if section == ENVIRONMENT:  # the same metric, of evaluations and of training
-    of = {'evaluator/': ', evaluation', 'learner/option/': ', option'}
-    last += next((text for start, text in of.items() if key.startswith(start)), ', acting')
-  return Chart(key, section, SECTIONS[section].get(key) or last)
+  section = next(name for name, starts in SECTIONS.items() if key.startswith(starts))
+  node, *words = key.removesuffix(history.MEDIAN).replace('_', ' ').split('/')
+  title = ', '.join(words[-2:] if section == COGNITION else words[-1:])
+  if section in (ENVIRONMENT, 'Learning'):  # the same metric, of evaluations and of training
+    is_option = key.startswith('learner/option/')
+    title += ', option' if is_option else ', evaluation' if node == 'evaluator' else ', acting'
+  return Chart(key, section, TITLES.get(key, title))
 
 
-def curve(members: Sequence[history.History], key: str, x: str) -> GroupCurve | None:
-  """Makes the curve of a group of runs.
+def drawn(runs: Sequence[history.History], x: str) -> dict[str, GroupCurve]:
+  """The curves of a group of runs by the keys of their charts, over one of history.X_AXES."""
+  of_runs = [run.curves(x) for run in runs]
+  keys = dict.fromkeys(key for curves in of_runs for key in curves)
+  return {key: _together([curves[key] for curves in of_runs if key in curves]) for key in keys}
 
-  Args:
-    members: the runs of the group.
-    key: key of a chart, 'NODE/METRIC'.
-    x: the x-axis, one of history.X_AXES.
 
-  Returns:
-    The curve; None if no run has the metric. With several seeds that have no x in common it has no
-    points.
-  """
-  node, metric = key.split('/', 1)
-  known = [thin for each in members if (thin := each.thinned(node, metric, x)) is not None]
-  if len(known) < 2:
-    return GroupCurve(*known[0][:4], seeds=[]) if known else None
-  seeds = [history.Series(thin.x, thin.mean) for thin in known]
-  together = curves.Curve('', [], seeds)
-  start, end = together.range
-  places = curves.grid(together) if start <= end else np.zeros(0)
-  values = together.at(places)
-  mean = curves.interquartile_mean(values)
+def _together(seeds: Sequence[history.Curve]) -> GroupCurve:
+  """The curve of one or more seeds where all have values: nowhere, if they have no x in common."""
+  if len(seeds) == 1:
+    return GroupCurve(*seeds[0][:4], seeds=[])
+  start, end = max(each.x[0] for each in seeds), min(each.x[-1] for each in seeds)
+  places = np.unique(np.concatenate([each.x for each in seeds]))
+  places = places[(places >= start) & (places <= end)]
+  if len(places) > SEED_POINTS:
+    places = np.linspace(start, end, SEED_POINTS)
+  values = np.stack([history.at(each.x, each.mean, places) for each in seeds])
+  mean = interquartile_mean(values)
   return GroupCurve(places, mean, values.min(axis=0), values.max(axis=0), seeds)
 
 
-def drawn(members: Sequence[history.History], x: str) -> dict[str, GroupCurve]:
-  """The curves of a group of runs by the keys of their charts, see `curve`."""
-  found = {key: curve(members, key, x) for key in keys(members)}
-  return {key: each for key, each in found.items() if each is not None}
+def interquartile_mean(values: np.ndarray) -> np.ndarray:
+  """[M] mean of [S, M] over S seeds without the lowest and the highest quarter, rounded down."""
+  quarter = len(values) // 4
+  return np.sort(values, axis=0)[quarter : len(values) - quarter].mean(axis=0)
 
 
 def to_json(drawn: Mapping[str, GroupCurve]) -> dict[str, Any]:
   """Curves as JSON values, by the keys of their charts."""
   return {
     key: {name: rounded(getattr(each, name)) for name in ('x', 'mean', 'low', 'high')}
-    | {'seeds': [{'x': rounded(seed.x), 'mean': rounded(seed.value)} for seed in each.seeds]}
+    | {'seeds': [{'x': rounded(seed.x), 'mean': rounded(seed.mean)} for seed in each.seeds]}
     for key, each in drawn.items()
   }
 
@@ -236,7 +182,7 @@ def rounded(values: np.ndarray) -> list[float]:
 
 def overview(
   histories: Sequence[history.History],
-  groups: Sequence[curves.Group],
+  groups: Sequence[groups_lib.Group],
   show_videos: Callable[[int], list[dict[str, Any]]],
   *,
   throughout: bool = False,
@@ -245,7 +191,7 @@ def overview(
 
   Args:
     histories: the runs.
-    groups: their groups, see `curves.groups`.
+    groups: their groups, see `groups.make`.
     show_videos: function from the index of a run to its videos: their `subject`, and 'source', an
       address, or 'reason', why they are not shown.
     throughout: see `times`.
@@ -256,7 +202,13 @@ def overview(
     'group': index of its group]}
   """
   group_of = {run: at for at, group in enumerate(groups) for run in group.runs}
-  short = names([each.folder for each in histories])
+  lasts = [each.folder.name for each in histories]
+  short = [  # with the parent's name where several are equal
+    each.folder.name
+    if lasts.count(each.folder.name) == 1
+    else f'{each.folder.parent.name}/{each.folder.name}'
+    for each in histories
+  ]
   return {
     'groups': [
       {'label': group.label, 'world': group.environment, 'seeds': len(group.runs)}
@@ -468,20 +420,3 @@ def to_mp4(video: pathlib.Path, made: pathlib.Path) -> None:
           raise ValueError(f'a frame has more than {MOST_PIXELS:,} pixels')
         writer.append_data(np.asarray(image.convert('RGB')))
   temporary.replace(made)
-
-
-def differences(histories: Sequence[history.History]) -> dict[str, list[Any]]:
-  """Config values in which runs differ: {PATH: [the value of each run, None where it has none]}.
-
-  For runs of several agents these are the values that all of them have, and options of environments.
-  """
-  flat = [each.config_values for each in histories]
-  keys = dict.fromkeys(key for each in flat for key in each)
-  if len({each.config.agent_name for each in histories}) > 1:
-    keys = {
-      key: None
-      for key in keys
-      if key.startswith('environment.') or all(key in each for each in flat)
-    }
-  values = {key: [each.get(key) for each in flat] for key in keys}
-  return {key: each for key, each in values.items() if any(value != each[0] for value in each)}

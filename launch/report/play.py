@@ -17,6 +17,7 @@ import rich.measure
 import rich.segment
 import rich.style
 import rich.table
+from PIL import Image
 
 from hephaestus.actors import episodes as episodes_lib
 from hephaestus.actors import videos
@@ -156,18 +157,14 @@ def _line(played: episodes_lib.PlayedStep) -> str:
   lists = {
     'next': [f'{name} {chance:.2f}' for name, chance in likeliest],
     'remembered': [f'{name} {value}' for name, value in _recalled(played).items()],
-    'open': [] if played.gates is None else [_opened(played)],
+    'open': [] if played.gates is None else _open(played) or ['nothing'],
     'nearest': _nearest(played),
   }
   return text + ''.join(f'  {name}: {", ".join(each)}' for name, each in lists.items() if each)
 
 
-def _opened(played: episodes_lib.PlayedStep) -> str:
-  """Names of the workspace's candidates whose gates are open, so that the actor reads them."""
-  return ', '.join(_open(played)) or 'nothing'
-
-
 def _open(played: episodes_lib.PlayedStep) -> list[str]:
+  """Names of the workspace's candidates whose gates are open, so that the actor reads them."""
   return [name for name, is_open in (played.gates or {}).items() if is_open]
 
 
@@ -209,16 +206,11 @@ def _with_numbers(
   if played.vitals:
     parts += ['', 'vitals', _bars([(*vital, '') for vital in played.vitals.items()], 8)]
   if played.gates is not None:
-    parts += ['', rich.markup.escape(f'open: {_opened(played)}')]
+    parts += ['', rich.markup.escape(f'open: {", ".join(_open(played)) or "nothing"}')]
   if played.recalled is not None:
     known = [(name, played.recalled[name][1], text) for name, text in _recalled(played).items()]
-    parts += [
-      '',
-      'remembered: value x count',
-      _bars(known, 14),
-      '',
-      'nearest: return at similarity',
-    ]
+    bars = _bars(known, 14)
+    parts += ['', 'remembered: value x count', bars, '', 'nearest: return at similarity']
     parts += map(rich.markup.escape, _nearest(played))
   column = rich.console.Group(*parts)
   if played.frame is None:
@@ -245,8 +237,8 @@ class Picture:
   def __init__(self, frame: np.ndarray, columns: int, rows: int):
     height, width, _ = frame.shape
     scale = min(columns / width, 2 * rows / height)
-    pixels = _resize(frame, max(1, int(width * scale)), axis=1)
-    self.pixels = _resize(pixels, 2 * max(1, int(height * scale / 2)), axis=0).astype(np.uint8)
+    size = max(1, int(width * scale)), 2 * max(1, int(height * scale / 2))
+    self.pixels = np.asarray(Image.fromarray(frame).resize(size, Image.Resampling.BOX))
 
   def __rich_console__(self, console: Any, options: Any) -> Iterator[rich.segment.Segment]:
     del console, options
@@ -264,14 +256,3 @@ class Picture:
 def _style(above: tuple[int, int, int], below: tuple[int, int, int]) -> rich.style.Style:
   colour = rich.color.Color.from_rgb
   return rich.style.Style(color=colour(*above), bgcolor=colour(*below))
-
-
-def _resize(pixels: np.ndarray, size: int, axis: int) -> np.ndarray:
-  """Resizes an axis to `size` pixels: repeats pixels, or averages neighbours."""
-  length = pixels.shape[axis]
-  edges = np.arange(size) * length // size
-  if size >= length:
-    return np.take(pixels, edges, axis)
-  counts = np.diff(np.append(edges, length))
-  sums = np.add.reduceat(pixels.astype(np.float32), edges, axis)
-  return sums / counts.reshape([-1 if i == axis else 1 for i in range(pixels.ndim)])

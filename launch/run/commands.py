@@ -23,7 +23,16 @@ def add(commands: Any) -> None:
   )
   parser.add_argument('-h', '--help', action=_Help, help='show this help message and exit')
   request_lib.add(parser)
-  parser.set_defaults(call=lambda arguments: train(request_lib.of(arguments)))
+  several = parser.add_argument_group(
+    'several runs, each in a folder of its own below --run; the same command resumes them'
+  )
+  several.add_argument(
+    '--seeds', nargs='+', type=int, metavar='N', help='a run for each seed, shown as one curve'
+  )
+  several.add_argument(
+    '--jobs', type=int, metavar='N', help='runs at a time (default: by cores and accelerators)'
+  )
+  parser.set_defaults(call=train_one)
   config = commands.add_parser(
     'config',
     allow_abbrev=False,
@@ -54,6 +63,13 @@ class _Help(argparse.Action):
     ])  # fmt: skip
     parser.print_help()
     parser.exit()
+
+
+def train_one(arguments: argparse.Namespace) -> int:
+  """Runs `hephaestus train` without --seeds."""
+  if arguments.jobs is not None:
+    raise ValueError(f'--jobs {arguments.jobs}: is of several runs; add --seeds')
+  return train(request_lib.of(arguments))
 
 
 def train(request: request_lib.TrainRequest) -> int:

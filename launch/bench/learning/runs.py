@@ -13,7 +13,7 @@ from hephaestus.launch import records
 from hephaestus.launch.bench.learning import scores, suite
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import metrics
-from hephaestus.launch.sweep import jobs
+from hephaestus.launch.processes import jobs
 
 ROWS = 'rows.jsonl'
 ATTEMPTS = 'attempts.jsonl'  # in a run's folder: CPU and wall time of each start of its training

@@ -112,35 +112,50 @@ def draw(rows: Sequence[Row], out: pathlib.Path) -> dict[str, str]:
     Name of the file in OUT, by environment.
 
   Raises:
-    ValueError: a package of the extra `report` is not installed.
+    ValueError: matplotlib, of the extra `report`, is not installed.
   """
   from hephaestus.launch.files import history
-  from hephaestus.launch.report import curves, panels, pictures
+  from hephaestus.launch.report import panels, plot
 
-  curves.check_packages()
   files = {}
   for task, groups in _grouped(rows):
     edges = np.linspace(0, task.steps, suite.NUM_POINTS + 1)
-    lines = []
-    for colour, ((agent, label), group) in enumerate(groups.items()):
+    lines = {}
+    for (agent, label), group in groups.items():
       # A point is drawn along its tenth of the steps, until the next.
       points = np.array([[*row['curve'], row['curve'][-1]] for row in group], np.float64)
       known = ~np.isnan(points).any(axis=0)
       if not known.any():
         continue
-      estimate = curves.estimate(points[:, known], 'median')
-      each = [history.Series(edges[known], seed[known]) for seed in points]
-      curve = panels.GroupCurve(edges[known], *estimate, seeds=each if len(group) > 1 else [])
-      lines.append(pictures.Line(_name(agent, label), colour, curve))
+      x, points = edges[known], points[:, known]
+      each = [history.Curve(x, seed, seed, seed, np.ones_like(x)) for seed in points]
+      seeds = each if len(group) > 1 else []
+      lines[_name(agent, label)] = panels.GroupCurve(
+        x, np.median(points, axis=0), *_interval(points), seeds=seeds
+      )
     if lines:
       files[task.name] = f'{task.name}.png'
-      levels = () if task.target is None else (task.target,)
-      y_label = 'mean episode return while acting'
-      picture = pictures.draw_lines(
-        task.name, history.X_AXES['environment_step'], y_label, lines, levels
+      plot.draw(
+        out / files[task.name],
+        lines,
+        title=task.name,
+        x_label=history.X_AXES['environment_step'],
+        y_label='mean episode return while acting',
+        levels=() if task.target is None else (task.target,),
       )
-      (out / files[task.name]).write_bytes(picture)
   return files
+
+
+def _interval(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Ends of the 95 % confidence interval of the median of S seeds, [S, M]; of fewer than 3, their range."""
+  if len(points) < 3:
+    return points.min(axis=0), points.max(axis=0)
+  from scipy import stats
+
+  found = stats.bootstrap(
+    (points,), np.median, n_resamples=2000, method='percentile', random_state=0
+  ).confidence_interval
+  return found.low, found.high
 
 
 def _grouped(

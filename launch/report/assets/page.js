@@ -320,21 +320,6 @@ function drawConfigs() {
   table(element, ['run', ...keys], rows);
 }
 
-function drawTables() {
-  const shown = stored.tables.filter((each) => isChosen({world: each.environment}));
-  find('tables').hidden = !shown.length;
-  const plain = (text) => text.replaceAll('`', '');  // marks of code in Markdown
-  const list = (lines) => lines.map((text) => make('li', {}, plain(text)));
-  find('table-cards').replaceChildren(...shown.map(({environment: name, caption, headings, rows, notes}) => {
-    const cells = make('table', {class: 'stack'});
-    table(cells, headings, rows);
-    return make('div', {class: 'card'}, make('h3', {}, name), ...caption.map((text) => make('p', {class: 'note'}, plain(text))),
-      make('div', {class: 'scroll'}, cells), make('ul', {class: 'list'}, ...list(notes)));
-  }));
-  find('left-out').hidden = !stored.left_out.length;
-  document.querySelector('#left-out ul').replaceChildren(...list(stored.left_out));
-}
-
 // Replay
 
 const reports = [];
@@ -488,7 +473,6 @@ axis.addEventListener('change', stepCurves);
 environment.addEventListener('change', () => {
   drawLegend();
   if (curves) drawCurves();
-  if (stored) drawTables();
 });
 find('replay-run').addEventListener('change', () => {
   reports.length = 0;
@@ -505,7 +489,6 @@ if (stored) {
   begin();
   drawAllRuns();
   drawCurves();
-  drawTables();
   drawTimes([]);
 } else {
   repeat(stepRuns);

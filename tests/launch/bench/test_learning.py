@@ -17,7 +17,7 @@ from hephaestus.actors import environments
 from hephaestus.launch import main, records
 from hephaestus.launch.bench.learning import runs, scores, suite, table
 from hephaestus.launch.files import metrics
-from hephaestus.launch.sweep import jobs
+from hephaestus.launch.processes import jobs
 
 TINY = [
   'agent.hidden_size=16', 'agent.num_layers=1', 'actor.num_envs=32', 'actor.sequence_length=33',

@@ -35,7 +35,7 @@ def make_policy(environment, agent='dreamer'):
   params = jax.device_get(agent.init_params(jax.random.key(0)))
   described = exported.Exported(config, 0, tuple(made.action_names), *specs, arrays={})
   return policy.Policy(
-    pathlib.Path('untrained'), described, agent, specs[0], agent.acting_params(params),
+    pathlib.Path('untrained'), described, agent, agent.acting_params(params),
     all_params=params, environment=made,
   )  # fmt: skip
 

@@ -11,6 +11,8 @@ from hephaestus.launch.agents import presets
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import history, metrics
 
+LOSS = 'learner/loss'
+
 
 @pytest.fixture
 def folder(tmp_path):
@@ -18,10 +20,10 @@ def folder(tmp_path):
   return tmp_path / 'run'
 
 
-def write(folder, node, rows, mode='a'):
-  with (folder / 'metrics' / f'{node}.jsonl').open(mode) as file:
+def write(folder, node, rows, start=100.0):
+  with (folder / 'metrics' / f'{node}.jsonl').open('a') as file:
     file.writelines(
-      json.dumps({'time': 100.0 + index, **row}) + '\n' for index, row in enumerate(rows)
+      json.dumps({'time': start + index, **row}) + '\n' for index, row in enumerate(rows)
     )
 
 
@@ -34,15 +36,19 @@ def read(run):
   return run
 
 
+def curves(folder, x='learner_step'):
+  return read(history.History(folder)).curves(x)
+
+
 def test_new_rows_are_read_once(folder):
   run = read(history.History(folder))
-  assert run.metrics() == [] and run.thinned('learner', 'loss', 'learner_step') is None
+  assert run.curves('learner_step') == {}
   write(folder, 'learner', rows(0, 3))
-  assert read(run).thinned('learner', 'loss', 'learner_step').mean.tolist() == [0, 10, 20]
+  assert read(run).curves('learner_step')[LOSS].mean.tolist() == [0, 10, 20]
   version = run.version
   assert read(run).version == version
   write(folder, 'learner', rows(3, 5))
-  assert read(run).thinned('learner', 'loss', 'learner_step').x.tolist() == [0, 1, 2, 3, 4]
+  assert read(run).curves('learner_step')[LOSS].x.tolist() == [0, 1, 2, 3, 4]
   assert run.version != version and run.last('learner', 'loss') == 40.0
 
 
@@ -51,19 +57,21 @@ def test_truncated_line_is_read_later_and_damaged_line_skipped(folder):
   path = folder / 'metrics' / 'learner.jsonl'
   path.write_text(path.read_text() + 'no row\n[1]\n{"time": 1, "learner_st')
   run = read(history.History(folder))
-  assert run.thinned('learner', 'loss', 'learner_step').x.tolist() == [0, 1] and run.broken == 2
+  assert run.curves('learner_step')[LOSS].x.tolist() == [0, 1] and run.damage.startswith('2 lines')
   with path.open('a') as file:
     file.write('ep": 2, "loss": 7}\n')
-  assert read(run).thinned('learner', 'loss', 'learner_step').mean.tolist() == [0, 10, 7]
+  assert read(run).curves('learner_step')[LOSS].mean.tolist() == [0, 10, 7]
 
 
 def test_shortened_file_is_read_again(folder):
   write(folder, 'learner', rows(0, 8))
   run = read(history.History(folder))
+  version = run.version
   metrics.JsonLines(folder / 'metrics' / 'learner.jsonl', resume=('learner_step', 3)).close()
-  assert read(run).thinned('learner', 'loss', 'learner_step').x.tolist() == [0, 1, 2, 3]
+  assert read(run).curves('learner_step')[LOSS].x.tolist() == [0, 1, 2, 3]
+  assert run.version > version
   (folder / 'metrics' / 'learner.jsonl').unlink()
-  assert read(run).thinned('learner', 'loss', 'learner_step') is None
+  assert read(run).curves('learner_step') == {}
   (folder / 'config.yaml').unlink()
   assert read(run).is_gone
 
@@ -91,34 +99,53 @@ def test_thinned_curve_keeps_means_and_extremes():
   assert few.x.tolist() == [0, 1, 2, 3, 4] and few.mean.tolist() == values[:5].tolist()
 
 
-@pytest.mark.parametrize('x', ['environment_step', 'learner_step', 'minutes'])
-def test_thinned_curve_equals_curve_of_report(folder, x):
-  for actor, episodes in ((0, 3), (1, 1)):
-    write(folder, f'actor-{actor}', [
-      {'environment_step': 5 * step + actor, 'parameter_version': step, 'episodes': episodes,
-       'episode_return': step * (actor + 1) if step % 3 else None}
-      for step in (0, 1, 2, 3, 4, 2, 3, 4, 5)
-    ])  # fmt: skip
-  write(folder, 'events', [{'kind': 'started', 'name': 'learner', 'pid': 1, 'restarts': 0}])
-  expected = history.read(folder).series('actor', 'episode_return', x)
-  thin = read(history.History(folder)).thinned('actor', 'episode_return', x)
-  np.testing.assert_allclose(thin.x, expected.x)
-  np.testing.assert_allclose(thin.mean, expected.value)
+def test_repeated_steps_of_resumed_run_count_once(folder):
+  write(folder, 'evaluator', [
+    {'environment_step': step, 'score': score}
+    for step, score in ((0, 0.0), (100, 0.4), (200, 0.9), (150, 0.5), (250, 0.6))
+  ])  # fmt: skip
+  found = curves(folder, 'environment_step')['evaluator/score']
+  assert found.x.tolist() == [0, 100, 150, 250] and found.mean.tolist() == [0.0, 0.4, 0.5, 0.6]
 
 
 def test_row_without_the_metric_repeats_no_step_of_it(folder):
   """An actor reports twice under the same parameters, the second time without an episode."""
   places, values = (10, 10, 20, 20, 15, 30), (0.5, None, 0.7, 0.8, 0.6, None)
   write(folder, 'actor-0', [
-    {'parameter_version': place, 'environment_step': at, 'episodes': 1, 'episode_return': value}
-    for at, (place, value) in enumerate(zip(places, values, strict=True))
+    {'parameter_version': place, 'episodes': 1, 'episode_return': value}
+    for place, value in zip(places, values, strict=True)
   ])  # fmt: skip
-  for found in (
-    history.read(folder).series('actor', 'episode_return', 'learner_step'),
-    read(history.History(folder)).thinned('actor', 'episode_return', 'learner_step'),
-  ):
-    assert found.x.tolist() == [10, 15] and found[1].tolist() == [0.5, 0.6]
-  assert history.read(folder).series('actor', 'other', 'learner_step') is None
+  found = curves(folder)['actor/episode_return']
+  assert found.x.tolist() == [10, 15] and found.mean.tolist() == [0.5, 0.6]
+
+
+def test_minutes_exclude_pauses_between_launches(folder):
+  later = 3700.0
+  write(folder, 'evaluator', [{'score': 0.0}])
+  write(folder, 'evaluator', [{'score': 0.4}], start=160.0)
+  write(folder, 'evaluator', [{'score': 0.5}], start=later)
+  write(folder, 'evaluator', [{'score': 0.6}], start=later + 120)
+  started = {'kind': 'started', 'name': 'learner'}
+  write(folder, 'events', [started], start=90.0)
+  write(folder, 'events', [started], start=later - 30)
+  found = curves(folder, 'minutes')['evaluator/score']
+  np.testing.assert_allclose(
+    found.x, [0, 1, 3]
+  )  # the first row after a launch has no time before it
+  assert found.mean.tolist() == [0.0, 0.5, 0.6]
+
+
+def test_actors_are_averaged_by_number_of_episodes(folder):
+  row = lambda step, value, episodes: {
+    'environment_step': step, 'episode_return': value, 'episodes': episodes,
+    'throttled_fraction': value,
+  }  # fmt: skip
+  write(folder, 'actor-0', [row(10, 1.0, 30), row(None, 9.0, 30), row(30, None, 0)])
+  write(folder, 'actor-1', [row(20, 2.0, 10), row(40, 3.0, 10)])
+  found = curves(folder, 'environment_step')
+  assert found['actor/episode_return'].x.tolist() == [10, 20, 40]
+  assert found['actor/episode_return'].mean.tolist() == [1.0, 1.25, 1.5]
+  assert found['actor/throttled_fraction'].mean.tolist() == [1.0, 1.5, 2.0]  # not weighted
 
 
 def test_last_value_is_none_once_metric_is_missing(folder):
@@ -126,20 +153,14 @@ def test_last_value_is_none_once_metric_is_missing(folder):
   run = read(history.History(folder))
   write(folder, 'learner', [{'learner_step': step, 'loss': None} for step in range(3, 200)])
   assert read(run).last('learner', 'loss') is None and run.last('learner', 'learner_step') == 199
-  assert run.thinned('learner', 'loss', 'learner_step').x.tolist() == [0, 1, 2]
+  assert run.curves('learner_step')[LOSS].x.tolist() == [0, 1, 2]
   assert run.mean('learner', 'loss') == 10.0 and run.mean('learner', 'other') is None
 
 
 def test_distribution_is_curve_of_median_with_band(folder):
-  quantiles = {
-    'age/lowest': 0.0,
-    'age/low': 1.0,
-    'age/median': 5.0,
-    'age/high': 8.0,
-    'age/highest': 9.0,
-  }
-  write(folder, 'learner', rows(0, 3, **quantiles))
-  run = read(history.History(folder))
-  assert run.metrics() == [('learner', 'loss'), ('learner', 'age/median')]
-  thin = run.thinned('learner', 'age/median', 'learner_step')
-  assert (thin.mean.tolist(), thin.low.tolist(), thin.high.tolist()) == ([5] * 3, [1] * 3, [8] * 3)
+  ends = {'lowest': 0.0, 'low': 1.0, 'median': 5.0, 'high': 8.0, 'highest': 9.0}
+  write(folder, 'learner', rows(0, 3, **{f'age/{name}': value for name, value in ends.items()}))
+  found = curves(folder)
+  assert set(found) == {LOSS, 'learner/age/median'}
+  _, mean, low, high, _ = found['learner/age/median']
+  assert (mean.tolist(), low.tolist(), high.tolist()) == ([5] * 3, [1] * 3, [8] * 3)

@@ -25,9 +25,7 @@ def untrained(agent, environment, *options):
   agent = config.record.make(config.agent, *specs).agent
   params = agent.acting_params(agent.init_params(jax.random.key(0)))
   described = exported.Exported(config, 0, tuple(made.action_names), *specs, arrays={})
-  return policy_lib.Policy(
-    pathlib.Path('untrained'), described, agent, specs[0], params, environment=made
-  )
+  return policy_lib.Policy(pathlib.Path('untrained'), described, agent, params, environment=made)
 
 
 SMALL = [f'agent.{name}={value}' for name, value in tiny.DREAMER.items()]

@@ -241,10 +241,6 @@ def test_run_of_any_rows_is_shown(tmp_path_factory, files, diagnosis):
     json.dumps(described, allow_nan=False)
     for x in history.X_AXES:
       json.loads(shown.curves(x), parse_constant=pytest.fail)
-  run = history.History(folder)
-  run.read()
-  for node, metric in run.metrics():
-    run.series(node, metric, 'environment_step')
   live._of_nodes(folder, given, [])
   progress.summary(folder)
   folder_lib.has_finished(folder)

@@ -166,7 +166,7 @@ def test_run_writes_and_shows_metrics_of_its_environment(train, tmp_path, capsys
       assert found == pytest.approx(climb.expected(row['episode_length']))
   written = history.History(folder)
   written.read()
-  charts = panels.charts(panels.keys([written]))
+  charts = panels.charts(written.curves('environment_step'))
   titles = {chart.title for chart in charts if chart.section == panels.ENVIRONMENT}
   names = ('height', 'steps', 'depth', 'top')
   assert titles == {f'{name}, {of}' for name in names for of in ('acting', 'evaluation')}

@@ -21,37 +21,22 @@ COMMAND = (sys.executable, '-m', 'hephaestus.launch.main')
 
 
 class Command(NamedTuple):
-  """A `hephaestus` command, to be run in a process of its own.
+  """A `hephaestus` command, to be run in a process of its own."""
 
-  Attributes:
-    label: word for what it does, such as 'training', in lines of progress.
-    words: command-line arguments after `hephaestus`.
-    output: file to which its stdout is written; None for the log of its job.
-    max_seconds: wall time after which it is killed; None for no limit.
-  """
-
-  label: str
-  words: Sequence[str]
-  output: pathlib.Path | None = None
-  max_seconds: float | None = None
+  label: str  # what it does, such as 'training', in lines of progress
+  words: Sequence[str]  # command-line arguments after `hephaestus`
+  output: pathlib.Path | None = None  # file for its stdout; None for the log of its job
+  max_seconds: float = math.inf  # wall time after which it is killed
 
 
 class Ended(NamedTuple):
-  """A command that has ended.
-
-  Attributes:
-    label: label of the command.
-    code: its exit code, negative for a signal.
-    cpu_seconds: CPU time of its process and of all descendants that were waited for.
-    wall_seconds: wall time from its start to its end.
-    cores: indices of the CPU cores that it had.
-  """
+  """A command that has ended."""
 
   label: str
-  code: int
-  cpu_seconds: float
+  code: int  # exit code, negative for a signal
+  cpu_seconds: float  # of its process and of all descendants that were waited for
   wall_seconds: float
-  cores: Collection[int]
+  cores: Collection[int]  # indices of the CPU cores that it had
 
 
 class Failed(Exception):  # noqa: N818  it is what happened
@@ -116,44 +101,67 @@ def run_all(
   Args:
     jobs: jobs to run, started in this order.
     cores: core indices of each share; one job at a time runs on a share.
+    say: prints a line of progress.
 
   Returns:
     The exit code, 0, 1 if a job failed, or `INTERRUPTED` after a signal; and the number of jobs that are
     not done.
   """
+  waiting = [_Turn(job, f'[{at}/{len(jobs)}]') for at, job in enumerate(jobs, start=1)]
+  free, running = list(cores), list[_Turn]()
+  done = failed = passed_on = 0
+  reported = time.monotonic()
   with supervisor.Interrupts() as interrupts:
-    pool = _Pool(jobs, cores, say)
-    passed_on = 0
-    while pool.advance(stopping=interrupts.count > 0):
+    while running or (waiting and not interrupts.count):
+      ended: list[tuple[_Turn, Ended | None]] = []
+      while waiting and free and not interrupts.count:
+        turn = waiting.pop(0)
+        turn.cores = free.pop(0)
+        ended.append((turn, None))
+      for turn in running:
+        if (end := turn.poll()) is not None:
+          ended.append((turn, end))
+      for turn, end in ended:
+        if end is not None:
+          running.remove(turn)
+        try:
+          command = next(turn.commands) if end is None else turn.commands.send(end)
+          if not interrupts.count:
+            turn.start(command)
+            running.append(turn)
+            continue
+        except StopIteration:
+          done += 1
+          say(f'{turn.number} {turn.job.line(0.0)}')
+        except Failed as failure:
+          if not interrupts.count:
+            failed += 1
+            say(f'{turn.number} warning: {turn.job.name}: {failure} (log: {turn.job.log})')
+        free.append(turn.cores)
+      if time.monotonic() - reported > PROGRESS_SECONDS:
+        reported = time.monotonic()
+        for turn in running:
+          say(f'{turn.number} {turn.job.line(turn.wall_seconds)} so far, {turn.label}')
       if interrupts.count > passed_on:
         passed_on = interrupts.count
         say('stopping the runs; a second Ctrl-C kills them')
-        pool.interrupt(again=passed_on > 1)
+        for turn in running:
+          turn.send(signal.SIGKILL if passed_on > 1 else signal.SIGINT)
       time.sleep(POLL_SECONDS)
-  code = INTERRUPTED if interrupts.count else 1 if pool.failed else 0
-  return code, pool.left
+  code = INTERRUPTED if interrupts.count else 1 if failed else 0
+  return code, len(jobs) - done
 
 
 class _Turn:
-  """A job and its running command, a child process on some cores that is killed with this process.
-
-  Attributes:
-    job: the job.
-    number: its number among all jobs, as '[1/3]'.
-    commands: its commands.
-    cores: indices of the CPU cores that its commands have.
-    label: label of the running command.
-  """
+  """A job and its running command, a child process on some cores that is killed with this process."""
 
   def __init__(self, job: Job, number: str):
     self.job, self.number, self.commands = job, number, job.commands()
     self.cores: Collection[int] = ()
-    self.label = ''
 
   def start(self, command: Command) -> None:
-    """Starts a command."""
     self.label = command.label
-    self._max_seconds = math.inf if command.max_seconds is None else command.max_seconds
+    self._max_seconds = command.max_seconds
     self._begin = time.monotonic()
     with open(self.job.log, 'a') as errors, open(command.output or os.devnull, 'w') as output:
       self._popen = subprocess.Popen(
@@ -166,10 +174,7 @@ class _Turn:
       )
 
   def poll(self) -> Ended | None:
-    """Returns how the command has ended, and is then not to be called again; None while it runs.
-
-    Kills the command if it has run for more than its `max_seconds`.
-    """
+    """How the command has ended, after which it is not to be called again; None while it runs."""
     pid, status, usage = os.wait4(self._popen.pid, os.WNOHANG)
     if not pid:
       if self.wall_seconds > self._max_seconds:
@@ -185,7 +190,6 @@ class _Turn:
     return time.monotonic() - self._begin
 
   def send(self, number: int) -> None:
-    """Sends a signal to the command; not to be called once `poll` has returned its end."""
     os.kill(self._popen.pid, number)  # Popen would also wait for it, without its usage
 
 
@@ -193,63 +197,3 @@ def _begin_child(parent_pid: int, cores: Collection[int]) -> None:
   fork_server.bind_to(parent_pid)
   if hasattr(os, 'sched_setaffinity'):  # else the system chooses
     os.sched_setaffinity(0, set(cores))
-
-
-class _Pool:
-  """Jobs on shares of the cores.
-
-  Attributes:
-    failed: number of jobs that failed.
-    left: number of jobs that are not done.
-  """
-
-  def __init__(
-    self, jobs: Sequence[Job], cores: Sequence[Collection[int]], say: Callable[[str], None]
-  ):
-    self.failed, self.left = 0, len(jobs)
-    self._waiting = [_Turn(job, f'[{at}/{len(jobs)}]') for at, job in enumerate(jobs, start=1)]
-    self._say = say
-    self._free = list(cores)
-    self._running: list[_Turn] = []
-    self._reported = time.monotonic()
-
-  def interrupt(self, *, again: bool) -> None:
-    """Sends SIGINT to all running commands, or with `again` SIGKILL."""
-    for turn in self._running:
-      turn.send(signal.SIGKILL if again else signal.SIGINT)
-
-  def advance(self, *, stopping: bool) -> bool:
-    """Starts commands, and handles those that have ended; returns whether a job runs or may still begin."""
-    while self._waiting and self._free and not stopping:
-      turn = self._waiting.pop(0)
-      turn.cores = self._free.pop(0)
-      self._next(turn, None, stopping=False)
-    is_due = time.monotonic() - self._reported > PROGRESS_SECONDS
-    for turn in list(self._running):
-      ended = turn.poll()
-      if ended is not None:
-        self._running.remove(turn)
-        self._next(turn, ended, stopping=stopping)
-      elif is_due:
-        line = turn.job.line(turn.wall_seconds)
-        self._say(f'{turn.number} {line} so far, {turn.label}')
-    if is_due:
-      self._reported = time.monotonic()
-    return bool(self._running or (self._waiting and not stopping))
-
-  def _next(self, turn: _Turn, ended: Ended | None, *, stopping: bool) -> None:
-    """Starts the next command of a job, or ends the job."""
-    try:
-      command = next(turn.commands) if ended is None else turn.commands.send(ended)
-      if not stopping:
-        turn.start(command)
-        self._running.append(turn)
-        return
-    except StopIteration:
-      self.left -= 1
-      self._say(f'{turn.number} {turn.job.line(0.0)}')
-    except Failed as failed:
-      if not stopping:
-        self.failed += 1
-        self._say(f'{turn.number} warning: {turn.job.name}: {failed} (log: {turn.job.log})')
-    self._free.append(turn.cores)

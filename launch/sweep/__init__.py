@@ -1,1 +1,0 @@
-"""Several runs by one command: seeds, grids of settings, and the jobs that `bench learning` uses, too."""

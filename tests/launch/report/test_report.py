@@ -1,0 +1,235 @@
+"""Reports of runs: groups of seeds, their scores, the page in one file, and pictures of curves."""
+
+import base64
+import json
+import os
+import re
+import shutil
+import sys
+
+import imageio.v2 as imageio
+import numpy as np
+import polling
+import pytest
+from playwright import sync_api
+
+from hephaestus.launch import config, main
+from hephaestus.launch.agents import presets
+from hephaestus.launch.files import folder as folder_lib
+from hephaestus.launch.files import history, metrics
+from hephaestus.launch.report import groups, plot
+from hephaestus.launch.report import page as report_page
+
+POINTS = [(0, 0.0), (100, 1.0)]
+
+
+def write_run(folder, points, *overrides, environment='catch', agent='ppo', node='evaluator'):
+  """Writes a run with a score and a return of ten times the score, at (environment step, score)."""
+  made = config.override(config.of_preset(agent, 'laptop', environment), list(overrides))
+  folder_lib.open_run(folder, made)
+  rows = [
+    {'environment_step': step, 'learner_step': step // 10, 'episode_return': 10 * score}
+    | ({'normalised_score': score} if node == 'evaluator' else {})
+    for step, score in points
+  ]
+  write_rows(folder, node, *rows)
+  return folder
+
+
+def write_rows(folder, node, *rows):
+  logger = metrics.JsonLines(folder / 'metrics' / f'{node}.jsonl')
+  for row in rows:
+    logger.write(row)
+  logger.close()
+
+
+def run(*arguments):
+  return main.run(main.parse(['hephaestus', 'report', *map(str, arguments)]))
+
+
+def sizes(folders):
+  """{label: number of runs} of the groups of some runs."""
+  found = groups.make([history.History(folder) for folder in folders])
+  return {group.label: len(group.runs) for group in found}
+
+
+def stored(page):
+  """The data inside of a report.html."""
+  pattern = '<script id="stored" type="application/json">(.*?)</script>'
+  return json.loads(re.search(pattern, page.read_text()).group(1))
+
+
+def test_runs_that_differ_in_indifferent_keys_are_seeds_of_one_curve(tmp_path):
+  folders = [
+    write_run(tmp_path / 'a', POINTS, 'seed=0'),
+    write_run(tmp_path / 'b', POINTS, 'seed=1', 'wandb=true', 'replay.max_in_flight=3'),
+    write_run(tmp_path / 'c', POINTS, 'seed=1', 'learner.learning_rate=3e-4'),
+    write_run(tmp_path / 'd', POINTS, agent='dreamer'),
+    write_run(tmp_path / 'e', POINTS, 'max_environment_steps=7', agent='dreamer'),
+  ]
+  assert sizes(folders) == {
+    'ppo learning_rate=0.001': 2, 'ppo learning_rate=0.0003': 1, 'dreamer': 2
+  }  # fmt: skip
+
+
+def test_replay_keys_are_indifferent_to_fused_runs(tmp_path):
+  several = ('learner.fused=false', 'replay.max_in_flight=4')
+  folders = [write_run(tmp_path / 'a', POINTS), write_run(tmp_path / 'b', POINTS, several[0])]
+  assert sizes(folders) == {'fused=true': 1, 'fused=false': 1}
+  assert len(sizes([*folders, write_run(tmp_path / 'c', POINTS, *several)])) == 3
+
+
+def test_label_has_few_of_many_differences(tmp_path):
+  many = ['learner.num_epochs=5', 'learner.max_gradient=1.0', 'agent.clip=0.3', 'agent.gamma=0.9']
+  folders = [write_run(tmp_path / 'a', POINTS), write_run(tmp_path / 'b', POINTS, *many)]
+  assert list(sizes(folders)) == ['gamma=0.99, …', 'gamma=0.9, …']
+
+
+def test_seeds_are_compared_by_their_last_common_values(tmp_path, capsys):
+  folders = [
+    write_run(tmp_path / 'a', [(0, 0.0), (100, 0.4), (200, 1.0)]),
+    write_run(tmp_path / 'b', [(0, 0.2), (150, 0.6), (250, 0.8)], 'seed=1'),
+  ]
+  assert run(*folders, tmp_path / 'a' / '..' / 'a') == 0
+  score = 'evaluator/normalised_score 0.8 (0.6 to 1) at 200 environment steps'
+  assert capsys.readouterr().out == f'catch  ppo (2 seeds)  {score}\n'
+  assert run(folders[0], '--metric', 'episode_return', '--x', 'learner_step') == 0
+  assert 'evaluator/episode_return 10 at 20 updates' in capsys.readouterr().out
+
+
+def test_metric_of_another_node_is_found_or_the_known_ones_named(tmp_path, capsys):
+  folder = write_run(tmp_path / 'a', POINTS)
+  write_rows(folder, 'learner', {'learner_step': 4, 'ppo/entropy': 1.5})
+  assert run(folder, '--metric', 'ppo/entropy', '--x', 'learner_step') == 0
+  assert 'learner/ppo/entropy 1.5 at 4' in capsys.readouterr().out
+  for options in (['--metric', 'score'], ['--metric', 'ppo/entropy', '--node', 'actor']):
+    assert run(folder, *options, '--x', 'learner_step') == 2
+    error = capsys.readouterr().err
+    assert f'--metric {options[1]}' in error and 'evaluator/episode_return' in error
+
+
+def test_label_groups_runs_into_one_curve(tmp_path, capsys):
+  names = {'a': 1e-3, 'b': 3e-4, 'c': 1e-4}
+  a, b, c = (
+    write_run(tmp_path / name, POINTS, f'learner.learning_rate={rate}')
+    for name, rate in names.items()
+  )
+  assert run(a, b, c, '--label', 'fast', a, b) == 0
+  shown = capsys.readouterr().out
+  assert 'fast (2 seeds)' in shown and 'ppo (1 seed)' in shown
+  for labels in (['--label', 'fast'], [c, '--label', 'ppo', a, b]):
+    assert run(*labels) == 2
+    assert f'--label {labels[labels.index("--label") + 1]}: ' in capsys.readouterr().err
+
+
+def test_unreadable_runs_are_left_out_by_name(tmp_path, capsys):
+  good = write_run(tmp_path / 'good', POINTS)
+  with open(good / 'metrics' / 'evaluator.jsonl', 'ab') as file:
+    file.write(b'nothing\n{"time": 1200.0, "environment_st')  # the last line is being written
+  young = tmp_path / 'young'
+  folder_lib.open_run(young, presets.laptop('catch'))
+  assert run(good, tmp_path / 'gone', young) == 0
+  shown = capsys.readouterr()
+  assert shown.out.startswith('catch  ppo (1 seed)  evaluator/normalised_score 1 at 100')
+  for words in ('left out: ', 'gone: is not', 'young: has no metrics yet', 'good: 1 line of its'):
+    assert words in shown.err
+  assert run(tmp_path / 'gone', young) == run() == 2
+  assert 'no runs are given' in capsys.readouterr().err
+
+
+def test_report_of_one_metric_has_only_its_curve(tmp_path, capsys):
+  folders = [write_run(tmp_path / f'{seed}', POINTS, f'seed={seed}') for seed in range(2)]
+  out = tmp_path / 'new' / 'out'
+  label = ['--label', 'a <script> b', *folders]
+  assert run(*label, '--out', out, '--metric', 'normalised_score') == 0
+  made = stored(out / 'report.html')
+  assert 'a <script> b' not in (out / 'report.html').read_text()
+  assert [chart['key'] for chart in made['curves']['charts']] == ['evaluator/normalised_score']
+  (curve,) = made['curves']['groups'][0].values()
+  assert curve['mean'] == [0, 1] and len(curve['seeds']) == 2
+  (tmp_path / 'file').write_text('')
+  assert run(*folders, '--out', tmp_path / 'file') == 2
+  assert f'--out {tmp_path / "file"}: ' in capsys.readouterr().err
+
+
+@pytest.fixture
+def browser():
+  if shutil.which('chromium') is None:
+    pytest.skip('needs a browser: install the Debian package chromium')
+  with sync_api.sync_playwright() as playwright:
+    browser = playwright.chromium.launch(
+      executable_path=shutil.which('chromium'), args=['--no-sandbox']
+    )
+    yield browser
+    browser.close()
+
+
+def test_page_has_all_panels_in_one_file(tmp_path, capsys, monkeypatch, browser):
+  dreamer = write_run(tmp_path / 'dreamer', POINTS, agent='dreamer')
+  steps = {'learner_step': 8, 'environment_step': 80}
+  losses = {'world_model/loss': 2.0, 'intrinsic/boredom': 0.0, 'replay_ratio': 32.0}
+  write_rows(dreamer, 'learner', {**steps, **losses, 'starved_fraction': 0.25})
+  node = {'name': 'learner', 'pid': 7, 'exit_code': -9, 'restarts': 0}
+  write_rows(dreamer, 'events', {'kind': 'restarting', **node})
+  videos = dreamer / 'videos'
+  frames = [np.full((32, 48, 3), shade, np.uint8) for shade in (0, 200)]
+  for name in ('7.gif', '8.gif', '8-dream.gif'):
+    imageio.mimsave(videos / name, frames, duration=125)
+  os.utime(videos / '7.gif', (0, 0))
+  unscored = write_run(tmp_path / 'unscored', [(0, 0.5)], node='learner', environment='grid_world')
+  out = tmp_path / 'out'
+  assert run(dreamer, unscored, '--out', out) == 0
+  assert [path.name for path in out.iterdir()] == ['report.html']
+  page, complaints = browser.new_page(), []
+  page.on('console', lambda message: complaints.append(message.text))
+  page.on('pageerror', lambda error: complaints.append(str(error)))
+  page.on('request', lambda request: complaints.append(request.url))
+  page.goto((out / 'report.html').as_uri())
+  page.wait_for_selector('[data-key="learner/world_model/loss"] canvas')
+  assert [each for each in complaints if not each.startswith(('file:', 'data:', 'blob:'))] == []
+  page.set_viewport_size({'width': 400, 'height': 900})
+  fits = lambda: page.evaluate('document.documentElement.scrollWidth') <= 400
+  polling.until(fits, 'charts of the new width')
+  assert [title.split('\n')[0] for title in page.locator('h2:visible').all_inner_texts()] == [
+    'Runs', 'Learning', 'Where time goes', 'Intrinsic rewards', 'World model',
+    'Replay over the run', 'Speed', 'Nodes', 'Videos of evaluations', 'Config differences',
+  ]  # fmt: skip
+  shown = page.inner_text('main')
+  assert '0 throughout: boredom' in shown and 'waits for data 25 %' in shown
+  assert 'update 8\n' in shown and 'update 8, with its dream' in shown and 'update 7' not in shown
+  assert 'learner exited with code -9; restart 1' in shown
+  sources = [
+    video['source'] for run in stored(out / 'report.html')['runs'] for video in run['videos']
+  ]
+  decoded = [base64.b64decode(each.removeprefix('data:video/mp4;base64,')) for each in sources]
+  assert len(decoded) == 2 and all(video[4:8] == b'ftyp' for video in decoded)
+  monkeypatch.setattr(report_page, 'MOST_VIDEO_BYTES', 10)
+  capsys.readouterr()
+  assert run(dreamer, '--out', out) == 0
+  reasons = [video['reason'] for video in stored(out / 'report.html')['runs'][0]['videos']]
+  assert len(reasons) == 2 and all('would make the page too large' in each for each in reasons)
+  printed = capsys.readouterr().err
+  assert '0 videos' in printed and str(videos / '8-dream.gif') in printed
+
+
+def test_picture_shows_a_curve_for_each_group_of_runs(tmp_path):
+  pytest.importorskip('matplotlib')
+  seeds = [write_run(tmp_path / f'{seed}', POINTS, f'seed={seed}') for seed in range(2)]
+  out = tmp_path / 'curves.png'
+  plot.runs(out, {'two': seeds, 'one': seeds[:1]}, 'evaluator/normalised_score')
+  picture = imageio.imread(out)[..., :3]
+  assert picture.shape[1] >= 1000 and (picture[:5] == 255).all()
+  for colour in ((0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)):
+    assert (picture == colour).all(-1).sum() > 100
+  with pytest.raises(ValueError, match='actor/none: no run of one has it; they have evaluator/ep'):
+    plot.runs(out, {'one': seeds[:1]}, 'actor/none')
+
+
+def test_missing_package_names_its_extra(tmp_path, capsys, monkeypatch):
+  folder = write_run(tmp_path / 'a', POINTS)
+  monkeypatch.setitem(sys.modules, 'uplot', None)
+  assert run(folder, '--out', tmp_path) == 2
+  assert 'uv sync --inexact --extra report' in capsys.readouterr().err
+  monkeypatch.setitem(sys.modules, 'matplotlib', None)
+  with pytest.raises(ValueError, match='--extra report'):
+    plot.runs(tmp_path / 'x.png', {'a': [folder]})
