@@ -6,7 +6,7 @@
 #   make test-core                     runs tests of the core, on Python 3.12 and current JAX
 #   make test-faults                   kills real runs, which must resume; takes some minutes
 #   make docs [ARGS=serve]             builds the site of docs/ into build/site, or serves it
-#   make lint                          checks style, formatting, terms and types
+#   make lint                          checks style, formatting and types
 #   make clean                         removes what make put here; runs stay
 #
 # Each first fetches what it lacks: uv into .tools/, Python 3.10 where the machine has none, and the
@@ -80,7 +80,6 @@ docs: $(VENV)/.synced-docs
 lint: $(VENV)/.synced-dev
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
-	$(VENV)/bin/python tests/glossary.py
 	@mkdir -p .tools/typing && ln -sfn ../.. .tools/typing/hephaestus
 	MYPYPATH=.tools/typing $(VENV)/bin/mypy $(addprefix -p hephaestus.,$(ROOMS))
 
