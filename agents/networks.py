@@ -85,17 +85,15 @@ class Conv(nn.Module):
     """[N, H / 2, W / 2, O] from images [N, H, W, C]; odd sizes are rounded up."""
     shape = (4, 4, images.shape[-1], self.features)
     kernel = self.param('kernel', nn.initializers.lecun_normal(), shape)
-    return self._convolve(images.astype(self.dtype), kernel.astype(self.dtype))
+    return self.convolve(images.astype(self.dtype), kernel.astype(self.dtype))
 
-  def _convolve(self, images: jax.Array, kernel: jax.Array) -> jax.Array:
-    return kernels.halve(images, kernel)
+  convolve = staticmethod(kernels.halve)
 
 
 class ConvTranspose(Conv):
   """`flax.linen.ConvTranspose` like `Conv`, but computed by `kernels.double`: [N, 2 H, 2 W, O]."""
 
-  def _convolve(self, images: jax.Array, kernel: jax.Array) -> jax.Array:
-    return kernels.double(images, kernel)
+  convolve = staticmethod(kernels.double)
 
 
 class MLP(nn.Module):
@@ -138,18 +136,15 @@ class MLP(nn.Module):
     activate = ACTIVATIONS[self.activation]
     hidden_init = self.hidden_init or nn.initializers.lecun_normal()
     for _ in range(self.num_layers):
-      x = Dense(
-        self.hidden_size, use_bias=not self.layer_norm, dtype=self.dtype, kernel_init=hidden_init
-      )(*parts)
+      x = Dense(self.hidden_size, not self.layer_norm, self.dtype, hidden_init)(*parts)
       parts = (activate(LayerNorm(dtype=self.dtype)(x) if self.layer_norm else x),)
     if self.output_size is None:
       (output,) = parts
       return output.reshape(*axes, self.hidden_size)
+    scaled = nn.initializers.variance_scaling
     kernel_init: Any = nn.initializers.zeros
     if self.output_scale:
-      kernel_init = nn.initializers.variance_scaling(
-        self.output_scale, 'fan_in', 'truncated_normal'
-      )
+      kernel_init = scaled(self.output_scale, 'fan_in', 'truncated_normal')
     output = Dense(self.output_size, dtype=self.dtype, kernel_init=kernel_init)(*parts)
     return output.reshape(*axes, self.output_size)
 
@@ -219,21 +214,14 @@ class TwoTowers(nn.Module):
       for name, parts, raw in (('features', features, False), ('numbers', numbers, True))
       if sum(part.shape[-1] for part in parts)
     ]
-    rest = MLP(
-      self.hidden_size,
-      self.num_layers - 1,
-      self.output_size,
-      self.output_scale,
-      dtype=self.dtype,
-      name='rest',
-    )
-    return rest(*towers)
+    shape = self.hidden_size, self.num_layers - 1, self.output_size, self.output_scale
+    return MLP(*shape, dtype=self.dtype, name='rest')(*towers)
 
 
 class Encoder(nn.Module):
   """Encodes an observation as one vector: an MLP for its numbers, and a CNN for each of its images.
 
-  The outputs are concatenated; each has the MLP's width. A stage of a CNN is a convolution of stride 2
+  The outputs are concatenated; each has the MLP's width; without numbers the MLP has none. A stage of a CNN is a convolution of stride 2
   that doubles the channels, a layer norm and a silu; the size of an image sets the number of stages. A
   dense layer follows the last. Takes any leading axes.
 
@@ -247,20 +235,15 @@ class Encoder(nn.Module):
 
   @nn.compact
   def __call__(self, flat: jax.Array, *images: jax.Array) -> jax.Array:
-    """Encodes [..., F] numbers, F possibly 0, and [..., H, W, C] images as [..., features].
-
-    The features are the outputs of the MLP (if F > 0) and of each CNN, all of the MLP's hidden size,
-    concatenated.
-    """
+    """Encodes [..., F] numbers, F possibly 0, and [..., H, W, C] images as [..., features]."""
     dtype = self.mlp.dtype
     features = [self.mlp(flat)] if flat.shape[-1] else []
     for image in images:
       *axes, height, width, depth = image.shape
       x = image.reshape(-1, height, width, depth).astype(dtype)
       for stage in reversed(range(len(_halvings(height, width)) - 1)):
-        channels = max(1, self.channels >> stage)
-        convolution = Conv(channels, dtype=dtype)
-        x = kernels.silu(LayerNorm(dtype=dtype)(convolution(x)))
+        x = Conv(max(1, self.channels >> stage), dtype=dtype)(x)
+        x = kernels.silu(LayerNorm(dtype=dtype)(x))
       x = Dense(self.mlp.hidden_size, use_bias=False, dtype=dtype)(x.reshape(*axes, -1))
       features.append(kernels.silu(LayerNorm(dtype=dtype)(x)))
     return jnp.concatenate(features, axis=-1)
@@ -293,8 +276,7 @@ class Decoder(nn.Module):
       for stage, (height, width) in enumerate(reversed(sizes), 1):
         image = kernels.silu(LayerNorm(dtype=dtype)(image))
         channels = max(1, self.channels >> stage) if stage < len(sizes) else depth
-        convolution = ConvTranspose(channels, dtype=dtype)
-        image = convolution(image)[:, :height, :width]
+        image = ConvTranspose(channels, dtype=dtype)(image)[:, :height, :width]
       image = image.reshape(*x.shape[:-1], -1)
       bias = self.param(f'bias_{len(decoded)}', nn.initializers.zeros, image.shape[-1:])
       decoded.append(image + bias.astype(dtype))
@@ -310,15 +292,8 @@ def apply(module: nn.Module, params: Any, *inputs: Any) -> jax.Array:
 def cast_kernels(params: Any, dtype: Any) -> Any:
   """Casts the kernels of layers to the dtype in which they are multiplied, as each layer does by itself.
 
-  It is for loops without gradients, which would cast them in each of their steps: 13 of the 230 programs that a
-  GPU started for an imagined step of `catch`.
-
-  Args:
-    params: tree of parameters, [...] float32; a leaf is a kernel if its name is `kernel`.
-    dtype: dtype of the networks' computation.
-
-  Returns:
-    The same tree with kernels in `dtype`.
+  It is for loops without gradients, which would cast them in each of their steps: 13 of the 230 programs
+  that a GPU started for an imagined step of `catch`. A leaf is a kernel if its name is `kernel`.
   """
   is_kernel = lambda path: getattr(path[-1], 'key', None) == 'kernel'
   return jax.tree_util.tree_map_with_path(
