@@ -255,14 +255,9 @@ class PPOUpdate:
     `memory` holds the GRU's states before the first step, and `order` is the result of `_shuffle`.
     """
 
-    pick = lambda tree, places, axis: jax.tree.map(
-      lambda x: jnp.take(x, places, axis=axis, mode='clip'), tree
-    )
-
     def gradient_step(carry: tuple[Tree, Tree], places: jax.Array):
       params, opt_state = carry
-      minibatch = pick(steps, places, 1 if self._recurrent else 0)  # of whole streams, or of steps
-      states = pick(memory, places, 0)
+      minibatch, states = self._pick(steps, memory, places)
       (_, metrics), grads = jax.value_and_grad(self.ppo.network.loss, has_aux=True)(
         params, _normalise(minibatch), states
       )
@@ -274,6 +269,12 @@ class PPOUpdate:
 
     carry, metrics = jax.lax.scan(gradient_step, (state.params, state.opt_state), order)
     return *carry, metrics
+
+  def _pick(self, steps: masked_ppo.Steps, memory: Tree, places: jax.Array):
+    """One minibatch, of whole streams or of steps of a flat batch, and the GRU states before its streams."""
+    axis = 1 if self._recurrent else 0
+    steps = jax.tree.map(lambda x: jnp.take(x, places, axis=axis, mode='clip'), steps)
+    return steps, jax.tree.map(lambda x: jnp.take(x, places, axis=0, mode='clip'), memory)
 
   def footprint(self, params: Tree, sequence: experience.Sequence) -> loop.Footprint:
     """Bytes of an update, from shapes only."""

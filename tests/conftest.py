@@ -68,7 +68,8 @@ GROUPS = {
 # The order in which workers take groups and files: longest first, so that no worker is left with one
 # of them; real runs, which mostly wait, next to programs that compile.
 ORDER = (
-  'launch/run/test_topology.py', 'agents/', 'learner/', 'launch/', 'replay/', 'actors/',
+  'launch/run/test_topology.py', 'agents/', 'test_notebook.py', 'learner/', 'launch/run/',
+  'launch/bench/', 'launch/', 'actors/', 'replay/',
 )  # fmt: skip
 
 
