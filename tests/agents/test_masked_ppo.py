@@ -442,17 +442,10 @@ def test_picture_without_numbers_is_read():
   def value(observation):
     memory = network.initial_memory(2)
     inputs = network.flatten(observation)
-    return network.apply(network.init(jax.random.key(0)), inputs, jnp.zeros((5, 2), bool), memory)[
-      2
-    ]
+    params, first = network.init(jax.random.key(0)), jnp.zeros((5, 2), bool)
+    return network.apply(params, inputs, first, memory)[2]
 
   assert jax.eval_shape(value, observation).shape == (5, 2)
-
-
-def test_cells_of_a_board_share_a_layer():
-  params = jax.eval_shape(make('view and board').network.init, jax.random.key(0))
-  shapes = [leaf.shape for leaf in jax.tree.leaves(params['shared_encoder'])]
-  assert (2, masked_ppo.CELL_SIZE) in shapes  # from the two numbers of a cell
 
 
 def test_bits_stay_bool_until_encoded_and_give_the_same_outputs():
