@@ -20,15 +20,10 @@ ILLEGAL = -1e9
 
 
 class MaskedCategorical(NamedTuple):
-  """A categorical distribution over the legal actions, mixed with a uniform one.
+  """A categorical distribution over the legal actions, mixed with a uniform one."""
 
-  Attributes:
-    log_probs: [..., A] float32, normalised log-probabilities; ILLEGAL where illegal.
-    mask: [..., A] bool, True is legal; all True where no action is legal.
-  """
-
-  log_probs: jax.Array
-  mask: jax.Array
+  log_probs: jax.Array  # [..., A] float32, normalised log-probabilities; ILLEGAL where illegal
+  mask: jax.Array  # [..., A] bool, True is legal; all True where no action is legal
 
   @classmethod
   def from_logits(
@@ -140,19 +135,12 @@ class MultiCategorical(NamedTuple):
 
 
 class TanhNormal(NamedTuple):
-  """A normal variable squashed by tanh, rescaled to the bounds of the action.
+  """A normal variable squashed by tanh, rescaled to the bounds of the action."""
 
-  Attributes:
-    mean: [..., A] float32, mean before tanh.
-    scale: [..., A] float32, standard deviation before tanh, positive.
-    low: [A] float32, lower bounds of the action.
-    high: [A] float32, upper bounds of the action.
-  """
-
-  mean: jax.Array
-  scale: jax.Array
-  low: jax.Array
-  high: jax.Array
+  mean: jax.Array  # [..., A] float32, before tanh
+  scale: jax.Array  # [..., A] float32, standard deviation before tanh, positive
+  low: jax.Array  # [A] float32, lower bounds of the action
+  high: jax.Array  # [A] float32, upper bounds of the action
 
   @classmethod
   def from_outputs(cls, outputs: jax.Array, low: np.ndarray, high: np.ndarray) -> 'TanhNormal':
@@ -276,14 +264,10 @@ class Gaussian(NamedTuple):
   """A distribution of a latent state: a Gaussian with a diagonal covariance.
 
   It has the same methods as `Categorical`; arguments that concern only the other are ignored.
-
-  Attributes:
-    mean: [..., Z] float32, mean of each latent variable.
-    variance: [..., Z] float32, their variances, positive.
   """
 
-  mean: jax.Array
-  variance: jax.Array
+  mean: jax.Array  # [..., Z] float32, of each latent variable
+  variance: jax.Array  # [..., Z] float32, positive
 
   @staticmethod
   def noise_kind() -> str:
@@ -338,14 +322,10 @@ class Categorical(NamedTuple):
   """A distribution of a latent state: Z independent categorical variables of C classes each.
 
   A sample concatenates their one-hot vectors.
-
-  Attributes:
-    log_probs: [..., Z, C] float32, normalised log-probabilities.
-    known_probs: [..., Z, C] float32, their exponentials, or None to compute them when read.
   """
 
-  log_probs: jax.Array
-  known_probs: jax.Array | None = None
+  log_probs: jax.Array  # [..., Z, C] float32, normalised
+  known_probs: jax.Array | None = None  # their exponentials, or None to compute them when read
 
   @staticmethod
   def noise_kind() -> str:
@@ -418,14 +398,10 @@ class TwoHot(NamedTuple):
   """A distribution of a scalar over symexp-spaced bins, which are fine near zero.
 
   Hafner et al. (2023), "Mastering diverse domains through world models", equations 10 to 12.
-
-  Attributes:
-    logits: [..., bins] float32, one for each bin.
-    bins: [bins] float32, values of the bins, odd in number and antisymmetric around zero.
   """
 
-  logits: jax.Array
-  bins: jax.Array
+  logits: jax.Array  # [..., bins] float32
+  bins: jax.Array  # [bins] float32, their values, odd in number and antisymmetric around zero
 
   @classmethod
   def from_logits(cls, logits: jax.Array, limit: float) -> 'TwoHot':

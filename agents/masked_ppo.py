@@ -87,32 +87,21 @@ class PPOConfig:
 class Steps(NamedTuple):
   """Inputs of the loss: steps [R, ...] in any order; with a GRU, streams of steps [T, B, ...].
 
-  Attributes:
-    inputs: observations, as `Network.flatten` gives them.
-    mask: [..., A] bool, the legal actions; None in an environment without a mask.
-    first: [...] bool, steps that begin an episode.
-    choice: [...] or [..., M] int32 actions, or [..., A] float32 actions before tanh.
-    log_prob: [...] float32, log-likelihood of the choice under the old policy, the denominator of
-      the ratio rho of `Network.loss`: the policy that acted, or if `delayed` the proximal one.
-    value: [...] float32, the critic's value before the update.
-    return_: [...] float32, lambda-return, the target of the value.
-    advantage: [...] float32, GAE; normalised by the learner before the loss.
-    weight: [...] float32, weight of the step in the loss: 0 at LAST, whose action is unread, else
-      equal for all steps.
-    importance: [...] float32, likelihood of the choice under the proximal policy, divided by its
-      likelihood under the policy that acted; None where the two are the same.
+  `log_prob` is under the old policy, the denominator of the ratio rho of `Network.loss`: the policy that
+  acted, or if `delayed` the proximal one. `importance` is the likelihood of the choice under the
+  proximal policy, divided by its likelihood under the policy that acted.
   """
 
-  inputs: tuple[jax.Array, ...]
-  mask: jax.Array | None
-  first: jax.Array
-  choice: jax.Array
-  log_prob: jax.Array
-  value: jax.Array
-  return_: jax.Array
-  advantage: jax.Array
-  weight: jax.Array
-  importance: jax.Array | None = None
+  inputs: tuple[jax.Array, ...]  # observations, as `Network.flatten` gives them
+  mask: jax.Array | None  # [..., A] bool, the legal actions; None in an environment without a mask
+  first: jax.Array  # [...] bool, steps that begin an episode
+  choice: jax.Array  # [...] or [..., M] int32 actions, or [..., A] float32 actions before tanh
+  log_prob: jax.Array  # [...] float32, log-likelihood of the choice
+  value: jax.Array  # [...] float32, the critic's value before the update
+  return_: jax.Array  # [...] float32, lambda-return, the target of the value
+  advantage: jax.Array  # [...] float32, GAE; normalised by the learner before the loss
+  weight: jax.Array  # [...] float32, equal for all steps but LAST, whose action is unread: 0
+  importance: jax.Array | None = None  # [...] float32; None where the two policies are the same
 
 
 @dataclasses.dataclass(frozen=True)

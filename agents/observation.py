@@ -408,22 +408,13 @@ def with_levels(
 
 @dataclasses.dataclass(frozen=True)
 class Codec:
-  """Encoding of one environment's observations.
+  """Encoding of one environment's observations. Unless fields say otherwise, all numbers are flat."""
 
-  Attributes:
-    spec: tree of `dm_env.specs.Array`.
-    levels: L, number of levels over which numbers in [0, 1] are also two-hot encoded; 0: none.
-    cnn: whether CNNs encode images; otherwise images are flat numbers.
-    boards: whether boards are encoded cell by cell, unless a CNN encodes images; otherwise they
-      are flat numbers.
-    symlog: whether numbers are encoded by their symlog; otherwise as they are.
-  """
-
-  spec: Any
-  levels: int = 0
-  cnn: bool = False
-  boards: bool = False
-  symlog: bool = True
+  spec: Any  # tree of `dm_env.specs.Array`
+  levels: int = 0  # L, over which numbers in [0, 1] are also two-hot encoded; 0: none
+  cnn: bool = False  # whether CNNs encode images
+  boards: bool = False  # whether boards are encoded cell by cell, unless a CNN encodes images
+  symlog: bool = True  # whether numbers are encoded by their symlog; otherwise as they are
 
   @property
   def image_specs(self) -> list[specs.Array]:

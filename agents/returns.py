@@ -85,15 +85,10 @@ def generalised_advantages(
 
 
 class Average(NamedTuple):
-  """State of an exponential moving average; see `update_average`.
+  """State of an exponential moving average; see `update_average`."""
 
-  Attributes:
-    value: [] float32, the average, biased towards 0, from which it began.
-    num_updates: [] int32, how many numbers were added.
-  """
-
-  value: jax.Array
-  num_updates: jax.Array
+  value: jax.Array  # [] float32, the average, biased towards 0, from which it began
+  num_updates: jax.Array  # [] int32, how many numbers were added
 
 
 def no_average() -> Average:
