@@ -6,7 +6,7 @@
 #   make test-core                     runs tests of the core, on Python 3.12 and current JAX
 #   make test-faults                   kills real runs, which must resume; takes some minutes
 #   make docs [ARGS=serve]             builds the site of docs/ into build/site, or serves it
-#   make lint                          checks style, formatting, terms and types
+#   make lint                          checks style, formatting and types
 #   make clean                         removes what make put here; runs stay
 #
 # Each first fetches what it lacks: uv into .tools/, Python 3.10 where the machine has none, and the
@@ -61,11 +61,10 @@ CORE_PYTHON ?= 3.12
 # Otherwise pyenv, if it is installed, shows only the version of .python-version.
 WITH_CORE := PYENV_VERSION=$(CORE_PYTHON)
 # These test the differences there: no Reverb, replay in device memory, and another JAX, which compiles
-# fused runs of both agents, and the first section of `bench accelerator`; and the extra `onnx`.
-CORE_TESTS := $(addprefix tests/,launch/run/test_without_distributed.py launch/run/test_host_in_one_process.py \
-  learner/test_bench.py learner/test_stepped.py \
-  launch/interface/test_onnx.py learner/test_fused.py::test_stopped_run_resumes_bitwise actors/environments/test_catch.py \
-  actors/environments/test_wrappers.py replay/test_buffer.py)
+# a fused run of each agent; and the extra `onnx`.
+CORE_TESTS := $(addprefix tests/,launch/run/test_without_distributed.py \
+  learner/test_fused.py::test_stopped_run_resumes_bitwise launch/interface/test_onnx.py \
+  replay/test_buffer.py)
 
 test-core: $(CORE)/.synced
 	$(CORE)/bin/python $(PYTEST) $(CORE_TESTS)
@@ -80,7 +79,6 @@ docs: $(VENV)/.synced-docs
 lint: $(VENV)/.synced-dev
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
-	$(VENV)/bin/python tests/glossary.py
 	@mkdir -p .tools/typing && ln -sfn ../.. .tools/typing/hephaestus
 	MYPYPATH=.tools/typing $(VENV)/bin/mypy $(addprefix -p hephaestus.,$(ROOMS))
 

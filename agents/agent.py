@@ -13,8 +13,8 @@ class Foresight(NamedTuple):
   """An episode as a model decodes it: first reconstructed, then imagined.
 
   Attributes:
-    observation: tree of [T, ...] float32 arrays, without the action mask. Reconstructions of the
-      first steps; then observations predicted only from the actions.
+    observation: tree of [T, ...] float32 arrays, without the action mask: reconstructions of the
+      first steps, then observations predicted only from the actions.
     salience: [T, W] float32, attention weights of the last W steps, oldest first, in the context that
       the actor reads at step t; 0 for steps before the episode.
     masks: [T, S, H, W] float32, share of each slot in each pixel of an image, of sum 1 over slots; None

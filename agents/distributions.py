@@ -3,6 +3,7 @@
 All arithmetic on probabilities is float32, whatever the networks compute in.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import chex
@@ -19,15 +20,10 @@ ILLEGAL = -1e9
 
 
 class MaskedCategorical(NamedTuple):
-  """A categorical distribution over the legal actions, mixed with a uniform one.
+  """A categorical distribution over the legal actions, mixed with a uniform one."""
 
-  Attributes:
-    log_probs: [..., A] float32, normalised log-probabilities; ILLEGAL where illegal.
-    mask: [..., A] bool, True is legal; all True where no action is legal.
-  """
-
-  log_probs: jax.Array
-  mask: jax.Array
+  log_probs: jax.Array  # [..., A] float32, normalised log-probabilities; ILLEGAL where illegal
+  mask: jax.Array  # [..., A] bool, True is legal; all True where no action is legal
 
   @classmethod
   def from_logits(
@@ -71,21 +67,19 @@ class MaskedCategorical(NamedTuple):
     return -jnp.sum(jnp.where(self.mask, jnp.exp(log_probs) * log_probs, 0.0), axis=-1)
 
   def entropy_bounds(self) -> tuple[jax.Array, jax.Array]:
-    """Entropies of a certain and of a uniform policy, [...] float32 nats each.
-
-    These are 0 and the logarithm of the number of legal actions.
-    """
+    """Entropies of a certain and of a uniform policy, [...] float32 nats each."""
     most = jnp.log(jnp.sum(self.mask, axis=-1).astype(jnp.float32))
     return jnp.zeros_like(most), most
+
+
+def _split(x: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
+  return jnp.split(x, np.cumsum(sizes)[:-1], axis=-1)
 
 
 class MultiCategorical(NamedTuple):
   """A distribution of actions of M independent parts, each of which is one of several choices.
 
   Logits, masks and noise of all parts are concatenated.
-
-  Attributes:
-    parts: the M distributions; their numbers of choices sum to A.
   """
 
   parts: tuple[MaskedCategorical, ...]
@@ -103,23 +97,21 @@ class MultiCategorical(NamedTuple):
     mask: jax.Array | None = None,
     unimix: float = 0.0,
   ) -> 'MultiCategorical':
-    """Normalises [..., A] `logits` within each part, whose numbers of choices sum to A.
+    """Normalises [..., A] `logits` within each part; see `MaskedCategorical.from_logits`.
 
     Args:
-      logits: [..., A]; see `MaskedCategorical.from_logits`.
-      num_choices: number of choices of each part.
+      logits: [..., A].
+      num_choices: number of choices of each part; they sum to A.
       mask: [..., A] bool; a part without any legal choice is uniform.
       unimix: share of each part's probability spread evenly over its legal choices.
     """
-    split = lambda x: jnp.split(x, np.cumsum(num_choices)[:-1], axis=-1)
-    masks = [None] * len(num_choices) if mask is None else split(mask)
-    parts = zip(split(logits), masks, strict=True)
+    masks = [None] * len(num_choices) if mask is None else _split(mask, num_choices)
+    parts = zip(_split(logits, num_choices), masks, strict=True)
     return cls(tuple(MaskedCategorical.from_logits(*part, unimix) for part in parts))
 
   def sample(self, gumbel: jax.Array) -> jax.Array:
     """Samples actions, [..., M] int32, by the Gumbel-max trick from standard Gumbel noise [..., A]."""
-    cuts = np.cumsum([part.mask.shape[-1] for part in self.parts])[:-1]
-    noises = jnp.split(gumbel, cuts, axis=-1)
+    noises = _split(gumbel, [part.mask.shape[-1] for part in self.parts])
     samples = [part.sample(noise) for part, noise in zip(self.parts, noises, strict=True)]
     return jnp.stack(samples, axis=-1)
 
@@ -143,19 +135,12 @@ class MultiCategorical(NamedTuple):
 
 
 class TanhNormal(NamedTuple):
-  """A normal variable squashed by tanh, rescaled to the bounds of the action.
+  """A normal variable squashed by tanh, rescaled to the bounds of the action."""
 
-  Attributes:
-    mean: [..., A] float32, mean before tanh.
-    scale: [..., A] float32, standard deviation before tanh, positive.
-    low: [A] float32, lower bounds of the action.
-    high: [A] float32, upper bounds of the action.
-  """
-
-  mean: jax.Array
-  scale: jax.Array
-  low: jax.Array
-  high: jax.Array
+  mean: jax.Array  # [..., A] float32, before tanh
+  scale: jax.Array  # [..., A] float32, standard deviation before tanh, positive
+  low: jax.Array  # [A] float32, lower bounds of the action
+  high: jax.Array  # [A] float32, upper bounds of the action
 
   @classmethod
   def from_outputs(cls, outputs: jax.Array, low: np.ndarray, high: np.ndarray) -> 'TanhNormal':
@@ -191,7 +176,7 @@ class TanhNormal(NamedTuple):
   def entropy(self) -> jax.Array:
     """Approximate entropy, [...] float32 nats: of the normal, plus the log slope of `_scaled` at its mean.
 
-    Exact for a small scale; an upper estimate otherwise (log tanh' is concave), whose gradient
+    Exact for a small scale; otherwise an upper estimate (log tanh' is concave), whose gradient
     keeps the scale from collapsing and the mean away from the bounds.
     """
     normal = 0.5 * np.log(2 * np.pi * np.e) + jnp.log(self.scale)
@@ -218,15 +203,13 @@ class Actions:
     num_choices: number of choices of each part of a discrete action; empty for a continuous one.
     size: A, the number of choices summed over the parts, or the length of a continuous action.
     num_outputs: number of network outputs that parametrise a distribution.
+
+  Raises:
+    ValueError: the spec has more than one axis, is a scalar but no `DiscreteArray`, or has choices
+      that do not begin with 0.
   """
 
   def __init__(self, spec: specs.BoundedArray):
-    """Reads an action spec.
-
-    Raises:
-      ValueError: the spec has more than one axis, is a scalar but no `DiscreteArray`, or has choices
-        that do not begin with 0.
-    """
     self.spec = spec
     is_one = isinstance(spec, specs.DiscreteArray)
     if not is_one and len(spec.shape) != 1:
@@ -245,15 +228,12 @@ class Actions:
     return bool(self.num_choices)
 
   def policy(self, outputs: jax.Array, mask: jax.Array | None, unimix: float = 0.0) -> Any:
-    """The policy, a distribution of actions, from the outputs of a network.
+    """The MaskedCategorical, MultiCategorical or TanhNormal from the outputs of a network.
 
     Args:
       outputs: [..., num_outputs], logits of all choices, or means and scales.
       mask: [..., A] bool, the legal choices of all parts; None if all are, and for continuous actions.
       unimix: see `MaskedCategorical.from_logits`; continuous actions do not use it.
-
-    Returns:
-      A MaskedCategorical, MultiCategorical or TanhNormal, by the spec.
     """
     if isinstance(self.spec, specs.DiscreteArray):
       return MaskedCategorical.from_logits(outputs, mask, unimix)
@@ -276,9 +256,7 @@ class Actions:
       parts = action.reshape(*action.shape[: action.ndim - len(self.spec.shape)], -1)
       one_hots = [jax.nn.one_hot(parts[..., i], n) for i, n in enumerate(self.num_choices)]
       return jnp.concatenate(one_hots, axis=-1)
-    low, high = (
-      np.broadcast_to(x, self.spec.shape) for x in (self.spec.minimum, self.spec.maximum)
-    )
+    low, high = self.spec.minimum, self.spec.maximum
     return (2 * (action - low) / (high - low) - 1).astype(jnp.float32)
 
 
@@ -286,14 +264,10 @@ class Gaussian(NamedTuple):
   """A distribution of a latent state: a Gaussian with a diagonal covariance.
 
   It has the same methods as `Categorical`; arguments that concern only the other are ignored.
-
-  Attributes:
-    mean: [..., Z] float32, mean of each latent variable.
-    variance: [..., Z] float32, their variances, positive.
   """
 
-  mean: jax.Array
-  variance: jax.Array
+  mean: jax.Array  # [..., Z] float32, of each latent variable
+  variance: jax.Array  # [..., Z] float32, positive
 
   @staticmethod
   def noise_kind() -> str:
@@ -303,22 +277,19 @@ class Gaussian(NamedTuple):
   @staticmethod
   def num_outputs(size: int, classes: int) -> int:
     """Number of network outputs that parametrise `size` latent variables."""
-    del classes
     return 2 * size
 
   @staticmethod
   def size(size: int, classes: int) -> int:
     """Width of a sample of `size` latent variables."""
-    del classes
     return size
 
   @classmethod
   def from_outputs(cls, outputs: jax.Array, classes: int, unimix: float) -> 'Gaussian':
     """The distribution from a network's [..., 2 Z] outputs: Z means, then what gives the deviations.
 
-    Standard deviations lie above 0.1. `classes` and `unimix` are for `Categorical`, and ignored here.
+    Standard deviations lie above 0.1.
     """
-    del classes, unimix
     mean, scale = jnp.split(outputs.astype(jnp.float32), 2, axis=-1)
     # The shift makes an untrained standard deviation about 1.
     return cls(mean, jnp.square(jax.nn.softplus(scale + 0.54) + 0.1))
@@ -326,7 +297,6 @@ class Gaussian(NamedTuple):
   @staticmethod
   def noise(key: chex.PRNGKey, size: int, classes: int) -> jax.Array:
     """Standard normal noise for one sample, [Z] float32."""
-    del classes
     return jax.random.normal(key, (size,))
 
   def sample(self, noise: jax.Array) -> jax.Array:
@@ -352,14 +322,10 @@ class Categorical(NamedTuple):
   """A distribution of a latent state: Z independent categorical variables of C classes each.
 
   A sample concatenates their one-hot vectors.
-
-  Attributes:
-    log_probs: [..., Z, C] float32, normalised log-probabilities.
-    known_probs: [..., Z, C] float32, their exponentials, or None to compute them when read.
   """
 
-  log_probs: jax.Array
-  known_probs: jax.Array | None = None
+  log_probs: jax.Array  # [..., Z, C] float32, normalised
+  known_probs: jax.Array | None = None  # their exponentials, or None to compute them when read
 
   @staticmethod
   def noise_kind() -> str:
@@ -392,7 +358,6 @@ class Categorical(NamedTuple):
   @staticmethod
   def noise(key: chex.PRNGKey, size: int, classes: int) -> jax.Array:
     """Uniform noise for one sample, [Z] in [0, 1): a number for each latent, not for each class."""
-    del classes
     return jax.random.uniform(key, (size,))
 
   def sample(self, noise: jax.Array) -> jax.Array:
@@ -401,26 +366,28 @@ class Categorical(NamedTuple):
     By the inverse of the cumulative distribution, from `noise` [..., Z] in [0, 1); a remainder from
     rounding goes to the last class.
     """
-    classes = self.log_probs.shape[-1]
     ends = jnp.cumsum(self.probs, axis=-1)[..., :-1]
     choice = jnp.sum(noise[..., None] >= ends, axis=-1)
-    one_hot = jax.nn.one_hot(choice, classes) + self.probs - jax.lax.stop_gradient(self.probs)
-    return one_hot.reshape(*one_hot.shape[:-2], -1)
+    one_hot = jax.nn.one_hot(choice, self.log_probs.shape[-1])
+    return _join(one_hot + self.probs - jax.lax.stop_gradient(self.probs))
 
   def mode(self) -> jax.Array:
     """The most likely classes, [..., Z C] float32 one-hot."""
-    one_hot = jax.nn.one_hot(jnp.argmax(self.log_probs, axis=-1), self.log_probs.shape[-1])
-    return one_hot.reshape(*one_hot.shape[:-2], -1)
+    return _join(jax.nn.one_hot(jnp.argmax(self.log_probs, axis=-1), self.log_probs.shape[-1]))
 
   def moments(self) -> tuple[jax.Array, jax.Array]:
     """Mean and variance of each coordinate of the one-hot sample, [..., Z C]."""
-    probs = self.probs.reshape(*self.probs.shape[:-2], -1)
+    probs = _join(self.probs)
     return probs, probs * (1 - probs)
 
   def kl(self, other: 'Categorical') -> jax.Array:
     """KL(self || other), [...] float32, nats."""
     ratio = self.log_probs - other.log_probs
     return jnp.sum(self.probs * ratio, axis=(-2, -1))
+
+
+def _join(x: jax.Array) -> jax.Array:
+  return x.reshape(*x.shape[:-2], -1)
 
 
 LATENTS = {'gaussian': Gaussian, 'categorical': Categorical}
@@ -431,14 +398,10 @@ class TwoHot(NamedTuple):
   """A distribution of a scalar over symexp-spaced bins, which are fine near zero.
 
   Hafner et al. (2023), "Mastering diverse domains through world models", equations 10 to 12.
-
-  Attributes:
-    logits: [..., bins] float32, one for each bin.
-    bins: [bins] float32, values of the bins, odd in number and antisymmetric around zero.
   """
 
-  logits: jax.Array
-  bins: jax.Array
+  logits: jax.Array  # [..., bins] float32
+  bins: jax.Array  # [bins] float32, their values, odd in number and antisymmetric around zero
 
   @classmethod
   def from_logits(cls, logits: jax.Array, limit: float) -> 'TwoHot':
@@ -458,11 +421,8 @@ class TwoHot(NamedTuple):
   def log_prob(self, target: jax.Array) -> jax.Array:
     """Log-likelihood, [...] float32 nats, of `target` [...], two-hot encoded over the bins around it."""
     target = jnp.clip(target, self.bins[0], self.bins[-1])
-    upper = jnp.clip(
-      jnp.searchsorted(self.bins, target, side='right', method='scan_unrolled'),
-      1,
-      self.bins.shape[0] - 1,
-    )
+    upper = jnp.searchsorted(self.bins, target, side='right', method='scan_unrolled')
+    upper = jnp.clip(upper, 1, self.bins.shape[0] - 1)
     low, high = self.bins[upper - 1], self.bins[upper]
     share = (target - low) / (high - low)
     return _shared_log_prob(self.logits, upper, share)
@@ -470,14 +430,9 @@ class TwoHot(NamedTuple):
 
 @jax.custom_vjp
 def _shared_log_prob(logits: jax.Array, upper: jax.Array, share: jax.Array) -> jax.Array:
-  """Mean log-probability of bin `upper` and the bin below, weighted by `share`: [...] float32.
+  """Mean log-probability of bin `upper` [...] (weight `share`) and of the bin below: [...] float32.
 
-  The gradient with respect to logits is written out, as one pass over the bins: target less probabilities.
-
-  Args:
-    logits: [..., bins] float32.
-    upper: [...] int32, at least 1.
-    share: [...] float32 in [0, 1], weight of bin `upper`.
+  The gradient by the logits [..., bins] is written out, as one pass: target less probabilities.
   """
   return _shared_log_prob_forward(logits, upper, share)[0]
 

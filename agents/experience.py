@@ -61,17 +61,16 @@ class Sequence(NamedTuple):
   actor_id: jax.Array
 
 
+TIMED = ('observation', 'action', 'reward', 'discount', 'step_type', 'extras')
+"""The fields of a Sequence that have a time axis."""
+
+
 def time_major(sequence: Sequence) -> Sequence:
   """Swaps batch and time, [B, T, ...] to [T, B, ...]; fields without a time axis stay [B, ...]."""
-  swap = lambda tree: jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), tree)
-  return sequence._replace(
-    observation=swap(sequence.observation),
-    action=swap(sequence.action),
-    reward=swap(sequence.reward),
-    discount=swap(sequence.discount),
-    step_type=swap(sequence.step_type),
-    extras=swap(sequence.extras),
+  swapped = jax.tree.map(
+    lambda x: jnp.swapaxes(x, 0, 1), {name: getattr(sequence, name) for name in TIMED}
   )
+  return sequence._replace(**swapped)
 
 
 def faults(sequence: Sequence) -> list[tuple[int | None, str]]:
@@ -93,9 +92,8 @@ def faults(sequence: Sequence) -> list[tuple[int | None, str]]:
     if not jnp.issubdtype(leaf.dtype, jnp.inexact) or np.isfinite(leaf).all():
       continue
     name = jax.tree_util.keystr(path, simple=True, separator='/')
-    step = None
-    if name.split('/')[0] in ('observation', 'action', 'reward', 'discount', 'extras'):
-      step = int(np.argwhere(~np.isfinite(leaf))[0][0])
+    has_time = name.split('/')[0] in TIMED
+    step = int(np.argwhere(~np.isfinite(leaf))[0][0]) if has_time else None
     found.append((step, f'{name} is not finite'))
   first, mid, last = (
     np.asarray(sequence.step_type) == kind
@@ -107,10 +105,7 @@ def faults(sequence: Sequence) -> list[tuple[int | None, str]]:
   for violates, text in (
     (~(first | mid | last), 'the step type is none of FIRST, MID and LAST'),
     (follows_last & ~first, 'follows LAST and is not FIRST: a reset that is not marked'),
-    (
-      is_reset & ~follows_last,
-      'FIRST follows a step that is not LAST: an end that is not marked',
-    ),
+    (is_reset & ~follows_last, 'FIRST follows a step that is not LAST: an end that is not marked'),
     (first & (reward != 0), 'FIRST has a reward'),
     (first & (discount != 1), 'FIRST has a discount other than 1'),
     ((discount < 0) | (discount > 1), 'the discount lies outside [0, 1]'),

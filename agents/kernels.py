@@ -1,8 +1,7 @@
 """Faster forms of common operations on XLA's CPU backend, each equal to its plain form in PLAIN.
 
-Each is a plain formula on accelerators; the one of `normalise` is another on GPUs. On a CPU, XLA reduces the last axis of an array number by
+Each is a plain formula on accelerators. On a CPU, XLA reduces the last axis of an array number by
 number, and transposes arrays where a transposed product would do. Docstrings name measured gains.
-`tests/agents/test_kernels.py` compares values and gradients with the plain forms.
 """
 
 import contextlib
@@ -19,8 +18,6 @@ import numpy as np
 Tree = Any
 Step = Callable[[Tree, Tree, Tree, Tree, Tree], tuple[Tree, Tree]]  # see `scan`
 _NARROW = 64  # columns; up to this width, the transposed product for a kernel's gradient is faster
-
-
 _PLATFORM: contextvars.ContextVar[str | None] = contextvars.ContextVar('platform', default=None)
 
 
@@ -28,11 +25,8 @@ _PLATFORM: contextvars.ContextVar[str | None] = contextvars.ContextVar('platform
 def compiled_for(platform: str) -> Iterator[None]:
   """Context in which functions are traced for `platform`; elsewhere for JAX's default backend.
 
-  A function that `jax.jit` has traced is not traced again, so each platform needs a function object
-  of its own.
-
-  Args:
-    platform: a platform as `jax.Device.platform` names it, such as 'cpu'.
+  Platforms have names as in `jax.Device.platform`. A function that `jax.jit` has traced is not traced
+  again, so each platform needs a function object of its own.
   """
   token = _PLATFORM.set(platform)
   try:
@@ -104,14 +98,8 @@ def normalise(x: jax.Array, scale: jax.Array, bias: jax.Array, centred: bool = F
   """Layer norm: [..., F] to mean 0 and variance 1 over F, then scaled and shifted; [..., F] float32.
 
   Ba et al. (2016), "Layer normalization", as flax computes it. The gradient is written out, so that
-  means over the last axis are products: see `total`.
-
-  Args:
-    x: [..., F], the input.
-    scale: [F] float32, factor of each normalised feature.
-    bias: [F] float32, added after it.
-    centred: whether x has mean 0 over F already, as after a kernel from `centre`. No mean is then
-      subtracted from x, nor from its gradient: the gradient of `centre` subtracts the latter.
+  means over the last axis are products: see `total`. If x is `centred`, as after a kernel from `centre`,
+  no mean is subtracted from it, nor from its gradient: the gradient of `centre` subtracts the latter.
   """
   if on_gpu():
     # XLA makes one program of this form where no gradient is taken, and three of the other one.
@@ -275,13 +263,9 @@ _recorded.defvjp(
 
 
 class Term(NamedTuple):
-  """The last part of a `product`, multiplied by its rows of the matrix already.
+  """The last part of a `product`, multiplied by its rows of the matrix already."""
 
-  Attributes:
-    product: [..., O].
-  """
-
-  product: jax.Array
+  product: jax.Array  # [..., O]
 
 
 def hoist(matrix: jax.Array, x: jax.Array) -> tuple[jax.Array, Term]:
@@ -291,16 +275,9 @@ def hoist(matrix: jax.Array, x: jax.Array) -> tuple[jax.Array, Term]:
 
 
 def product(parts: list[Any], matrix: jax.Array) -> jax.Array:
-  """x matrix, where x is the concatenation of the parts.
+  """x @ matrix, [..., O], where x is the concatenation of the parts, [..., I_i] each, of one dtype.
 
-  The last part is multiplied by itself, so that the sum is the same with a `Term`.
-
-  Args:
-    parts: [..., I_i] each, of one dtype; the last of several may be a `Term`.
-    matrix: [sum of I_i, O] in the dtype of the parts, without the rows of a `Term`.
-
-  Returns:
-    [..., O] in the dtype of the parts.
+  The last of several parts is multiplied apart. It may be a `Term`, whose rows the matrix then lacks.
   """
   *others, last = parts
   if not others:
@@ -311,15 +288,9 @@ def product(parts: list[Any], matrix: jax.Array) -> jax.Array:
 
 
 def scan(
-  step: Step,
-  unroll: int,
-  dtype: Any,
-  matrices: Tree,
-  known: dict[str, jax.Array],
-  params: Tree,
-  carry: Tree,
-  inputs: Tree,
-) -> tuple[Tree, Tree]:
+  step: Step, unroll: int, dtype: Any, matrices: Tree, known: dict[str, jax.Array], params: Tree,
+  carry: Tree, inputs: Tree,
+) -> tuple[Tree, Tree]:  # fmt: skip
   """`jax.lax.scan` over a step with products of matrices, of which few are in the loop.
 
   Rows of a matrix whose inputs at all steps are known before the loop are multiplied there, in one
@@ -397,37 +368,19 @@ def _scan_backward(step: Step, unroll: int, dtype: Any, saved: Any, grads: Tree)
 _scan.defvjp(_scan_forward, _scan_backward)
 
 
-def _plain_affine(
-  parts: tuple[jax.Array, ...], kernel: jax.Array, bias: jax.Array | None = None
-) -> jax.Array:
-  x = jnp.concatenate(parts, axis=-1)
-  product = jnp.matmul(x, kernel.astype(x.dtype))
-  return product if bias is None else product + bias.astype(x.dtype)
-
-
-def _plain_normalise(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
-  norm = nn.LayerNorm(dtype=jnp.float32)
-  result: Any = norm.apply({'params': {'scale': scale, 'bias': bias}}, x)
-  return result
-
-
 def halve(images: jax.Array, kernel: jax.Array) -> jax.Array:
   """Convolution of stride 2, as `flax.linen.Conv` with padding SAME: [N, H, W, C] to [N, H / 2, W / 2, O].
 
-  XLA's CPU backend runs convolutions in a loop, such as that over the updates of a fused run, on one
-  number at a time. There it is a product of patches: with its gradient in a tenth of the time.
-
-  Args:
-    images: [N, H, W, C]; odd H and W are rounded up.
-    kernel: [4, 4, C, O].
+  Kernels are [4, 4, C, O]; odd H and W are rounded up. XLA's CPU backend runs convolutions in a loop, such
+  as that over the updates of a fused run, on one number at a time. There it is a product of patches: with
+  its gradient in a tenth of the time.
   """
   if not on_cpu():
     return _plain_halve(images, kernel)
   batch, height, width, depth = images.shape
   rows, columns = -(-height // 2), -(-width // 2)
-  padded = jnp.pad(
-    images, ((0, 0), (1, 2 * rows + 1 - height), (1, 2 * columns + 1 - width), (0, 0))
-  )
+  edges = ((0, 0), (1, 2 * rows + 1 - height), (1, 2 * columns + 1 - width), (0, 0))
+  padded = jnp.pad(images, edges)
   # Blocks of 2 x 2 pixels, of which each patch of 4 x 4 has 2 x 2.
   blocks = padded.reshape(batch, rows + 1, 2, columns + 1, 2, depth).transpose(0, 1, 3, 2, 4, 5)
   patches = windows(blocks.reshape(batch, rows + 1, columns + 1, 4 * depth), 2)
@@ -438,11 +391,7 @@ def halve(images: jax.Array, kernel: jax.Array) -> jax.Array:
 def double(images: jax.Array, kernel: jax.Array) -> jax.Array:
   """Transposed convolution of stride 2, as `flax.linen.ConvTranspose`: [N, H, W, C] to [N, 2 H, 2 W, O].
 
-  On a CPU a product of patches, for the reason in `halve`.
-
-  Args:
-    images: [N, H, W, C].
-    kernel: [4, 4, C, O].
+  Kernels are [4, 4, C, O]. On a CPU a product of patches, for the reason in `halve`.
   """
   if not on_cpu():
     return _plain_double(images, kernel)
@@ -482,8 +431,8 @@ PLAIN: dict[Callable[..., Any], Callable[..., Any]] = {
   concatenate: lambda parts: jnp.concatenate(parts, axis=-1),
   sigmoid: nn.sigmoid,
   silu: nn.silu,
-  normalise: _plain_normalise,
-  affine: _plain_affine,
+  normalise: lambda x, scale, bias: jax.nn.standardize(x, epsilon=1e-6) * scale + bias,
+  affine: lambda parts, kernel, bias=0.0: jnp.concatenate(parts, axis=-1) @ kernel + bias,
   scan: _plain_scan,
   halve: _plain_halve,
   double: _plain_double,

@@ -21,6 +21,7 @@ from hephaestus.agents import distributions, experience, networks, returns
 from hephaestus.agents import observation as observation_lib
 
 Tree = Any
+Memory = dict[str, jax.Array]  # states of GRUs by name, see `Network.initial_memory`
 FIRST, LAST = int(dm_env.StepType.FIRST), int(dm_env.StepType.LAST)
 MOST_IMPORTANCE = 2.0  # largest importance weight w of an action, see `Network.steps`
 CELL_SIZE = 8  # width of the layer shared by the cells of a board
@@ -61,24 +62,19 @@ class PPOConfig:
 
     for name in ('hidden_size', 'num_layers'):
       check(getattr(self, name) >= 1, name, 'must be at least 1')
-    names = sorted(networks.ACTIVATIONS)
-    check(self.activation in names, 'activation', f'choose one of {names}')
+    choices = {
+      'activation': sorted(networks.ACTIVATIONS),
+      'compute_dtype': ['bfloat16', 'float32'],
+    }
+    for name, names in choices.items():
+      check(getattr(self, name) in names, name, f'choose one of {names}')
     check(self.levels != 1 and self.levels >= 0, 'levels', 'must be 0, or at least 2')
     check(self.image_channels >= 0, 'image_channels', 'must be 0 for flat images, or at least 1')
     check(self.recurrent_size >= 0, 'recurrent_size', 'must be 0 for no memory, or at least 1')
-    check(
-      self.compute_dtype in ('float32', 'bfloat16'),
-      'compute_dtype',
-      "choose 'float32' or 'bfloat16'",
-    )
     check(0 < self.gamma <= 1, 'gamma', 'must lie in (0, 1]')
     check(0 <= self.lambda_ <= 1, 'lambda_', 'must lie in [0, 1]')
     check(0 < self.clip < 1, 'clip', 'must lie in (0, 1)')
-    check(
-      self.value_clip is None or self.value_clip > 0,
-      'value_clip',
-      'must be positive, or null for no clipping',
-    )
+    check(self.value_clip is None or self.value_clip > 0, 'value_clip', 'must be positive, or null')
     for name in ('value_scale', 'entropy_scale'):
       check(getattr(self, name) >= 0, name, 'must not be negative')
 
@@ -91,59 +87,39 @@ class PPOConfig:
 class Steps(NamedTuple):
   """Inputs of the loss: steps [R, ...] in any order; with a GRU, streams of steps [T, B, ...].
 
-  Attributes:
-    inputs: observations, as `Network.flatten` gives them.
-    mask: [..., A] bool, the legal actions; None in an environment without a mask.
-    first: [...] bool, steps that begin an episode.
-    choice: [...] or [..., M] int32 actions, or [..., A] float32 actions before tanh.
-    log_prob: [...] float32, log-likelihood of the choice under the old policy, the denominator of
-      the ratio rho of `Network.loss`: the policy that acted, or if `delayed` the proximal one.
-    value: [...] float32, the critic's value before the update.
-    return_: [...] float32, lambda-return, the target of the value.
-    advantage: [...] float32, GAE; normalised by the learner before the loss.
-    weight: [...] float32, weight of the step in the loss: 0 at LAST, whose action is unread, else
-      equal for all steps.
-    importance: [...] float32, likelihood of the choice under the proximal policy, divided by its
-      likelihood under the policy that acted; None where the two are the same.
+  `log_prob` is under the old policy, the denominator of the ratio rho of `Network.loss`: the policy that
+  acted, or if `delayed` the proximal one. `importance` is the likelihood of the choice under the
+  proximal policy, divided by its likelihood under the policy that acted.
   """
 
-  inputs: tuple[jax.Array, ...]
-  mask: jax.Array | None
-  first: jax.Array
-  choice: jax.Array
-  log_prob: jax.Array
-  value: jax.Array
-  return_: jax.Array
-  advantage: jax.Array
-  weight: jax.Array
-  importance: jax.Array | None = None
+  inputs: tuple[jax.Array, ...]  # observations, as `Network.flatten` gives them
+  mask: jax.Array | None  # [..., A] bool, the legal actions; None in an environment without a mask
+  first: jax.Array  # [...] bool, steps that begin an episode
+  choice: jax.Array  # [...] or [..., M] int32 actions, or [..., A] float32 actions before tanh
+  log_prob: jax.Array  # [...] float32, log-likelihood of the choice
+  value: jax.Array  # [...] float32, the critic's value before the update
+  return_: jax.Array  # [...] float32, lambda-return, the target of the value
+  advantage: jax.Array  # [...] float32, GAE; normalised by the learner before the loss
+  weight: jax.Array  # [...] float32, equal for all steps but LAST, whose action is unread: 0
+  importance: jax.Array | None = None  # [...] float32; None where the two policies are the same
 
 
 @dataclasses.dataclass(frozen=True)
 class Network:
   """Policy and value of one environment; it holds no arrays, and its methods are pure.
 
-  Attributes:
-    config: sizes and constants.
-    observation_spec: tree of `dm_env.specs.Array`.
-    action_spec: see `distributions.Actions`.
-
   Raises:
     ValueError: `distributions.Actions` does not support the action spec.
   """
 
   config: PPOConfig
-  observation_spec: Tree
+  observation_spec: Tree  # of `dm_env.specs.Array`
   action_spec: specs.BoundedArray
 
   def __post_init__(self):
-    distributions.Actions(self.action_spec)  # raises for an unsupported spec
+    _ = self.actions  # raises for an unsupported spec
 
-  @property
-  def discrete(self) -> bool:
-    return self.actions.discrete
-
-  @property
+  @functools.cached_property
   def actions(self) -> distributions.Actions:
     return distributions.Actions(self.action_spec)
 
@@ -161,14 +137,9 @@ class Network:
     modules: dict[str, nn.Module] = {}
     for name in dict.fromkeys(self._readers):
       encoder: nn.Module = networks.MLP(
-        config.hidden_size,
-        config.num_layers,
-        dtype=config.dtype,
-        activation=config.activation,
-        layer_norm=config.layer_norm,
-        hidden_init=orthogonal(np.sqrt(2)),
-        raw=config.layer_norm,
-      )
+        config.hidden_size, config.num_layers, dtype=config.dtype, activation=config.activation,
+        layer_norm=config.layer_norm, hidden_init=orthogonal(np.sqrt(2)), raw=config.layer_norm,
+      )  # fmt: skip
       if self.codec.board_specs:
         encoder = networks.BoardEncoder(encoder, CELL_SIZE)
       if self.codec.image_specs:
@@ -200,24 +171,17 @@ class Network:
       for key, (name, module) in zip(keys, modules.items(), strict=True)
     }
 
-  def initial_memory(self, num_envs: int) -> dict[str, jax.Array]:
-    """Zero GRU states, [N, recurrent_size] float32, by name: 'shared', or 'actor' and 'critic'.
-
-    The dict is empty where `recurrent_size` is 0.
-    """
+  def initial_memory(self, num_envs: int) -> Memory:
+    """Zero GRU states, [N, recurrent_size] float32, of 'shared', or of 'actor' and 'critic', if any."""
     if not self.config.recurrent_size:
       return {}
     zeros = jnp.zeros((num_envs, self.config.recurrent_size), jnp.float32)
     return {name: zeros for name in dict.fromkeys(self._readers)}
 
   def flatten(self, observation: Tree) -> tuple[jax.Array, ...]:
-    """Flattens observations in few bytes; a batch is flattened once, before its first epoch.
+    """Flattens observations [..., *shape] in few bytes, once for a batch, before its first epoch.
 
-    Args:
-      observation: tree of [..., *shape] arrays; the action mask in it is left out.
-
-    Returns:
-      See `observation.Codec.compact`; where leaves have views, its first array is [..., F + V] float32.
+    See `observation.Codec.compact`; where leaves have views, the first array is [..., F + V] float32.
     """
     flat, *others = self.codec.compact(observation)
     if self._has_view:
@@ -228,20 +192,15 @@ class Network:
 
   @property
   def codec(self) -> observation_lib.Codec:
-    config = self.config
-    return observation_lib.Codec(
-      self.observation_spec,
-      levels=config.levels,
-      cnn=config.image_channels > 0,
-      boards=True,
-      symlog=config.symlog,
-    )
+    config, spec = self.config, self.observation_spec
+    cnn = config.image_channels > 0
+    return observation_lib.Codec(spec, config.levels, cnn, boards=True, symlog=config.symlog)
 
   @property
   def _feature_size(self) -> int:
     """Width of the encoder's output: a hidden size for the numbers, if any, and for each image."""
     num_images = len(self.codec.image_specs)
-    has_numbers = not num_images or self.codec.unit.size > 0
+    has_numbers = not num_images or observation_lib.unit_range(self.codec.flat_spec).size > 0
     return self.config.hidden_size * (num_images + has_numbers)
 
   @property
@@ -253,23 +212,19 @@ class Network:
     return inputs if self._has_view else self.codec.inputs(inputs)
 
   def apply(
-    self,
-    params: Tree,
-    inputs: tuple[jax.Array, ...],
-    first: jax.Array,
-    memory: dict[str, jax.Array],
-  ) -> tuple[dict[str, jax.Array], jax.Array, jax.Array]:
+    self, params: Tree, inputs: tuple[jax.Array, ...], first: jax.Array, memory: Memory
+  ) -> tuple[Memory, jax.Array, jax.Array]:
     """Runs actor and critic on some steps.
 
     Args:
       params: parameters of this network.
       inputs: observations as `flatten` gives them, [..., F] and so on; [T, B, ...] with a GRU.
       first: [...] bool, FIRST steps, before which the GRU state is cleared.
-      memory: GRU states of B streams before the first step, see `initial_memory`.
+      memory: GRU states of B streams before the first step.
 
     Returns:
-      The GRU states after the last step; the actor's outputs, [..., outputs] float32, for `policy`;
-      and the values, [...] float32.
+      The GRU states after the last step; the actor's outputs, [..., outputs] float32, of which
+      `actions` makes the policy; and the values, [...] float32.
     """
     inputs = self._read(inputs)
     modules, features, after = self._modules(), {}, {}
@@ -306,15 +261,11 @@ class Network:
 
     return jax.lax.scan(step, memory, (gates, first))
 
-  def policy(self, outputs: jax.Array, mask: jax.Array | None):
-    """The distribution over actions, from the actor's [..., outputs] and a mask [..., A], if any."""
-    return self.actions.policy(outputs, mask)
-
   def steps(self, params: Tree, sequence: experience.Sequence, *, delayed: bool = False) -> Steps:
     """Makes the inputs of the loss from a batch of sequences, with advantages and value targets.
 
-    With `delayed`, the ratio is clipped around a proximal policy pi_near, with parameters `params`, instead of
-    pi_old, the policy that acted, and actions are weighted by their importance w:
+    With `delayed`, the ratio is clipped around a proximal policy pi_near of `params` instead of pi_old,
+    the policy that acted, and actions are weighted by their importance w:
 
       actor    - w min( rho A, clip(rho) A ),     rho = pi / pi_near,     w = pi_near / pi_old
 
@@ -339,19 +290,16 @@ class Network:
     if not delayed:
       value = jnp.concatenate([sequence.extras['value'][:-1], value[-1:]])
     advantage, return_ = returns.generalised_advantages(
-      sequence.reward,
-      sequence.discount,
-      value,
-      last,
-      gamma=self.config.gamma,
-      lambda_=self.config.lambda_,
-    )
+      sequence.reward, sequence.discount, value, last,
+      gamma=self.config.gamma, lambda_=self.config.lambda_,
+    )  # fmt: skip
     mask = observation_lib.action_mask(sequence.observation)
-    mask = mask[:-1] if self.discrete and mask is not None else None
-    choice = (sequence.action if self.discrete else sequence.extras['raw_action'])[:-1]
+    discrete = self.actions.discrete
+    mask = mask[:-1] if discrete and mask is not None else None
+    choice = (sequence.action if discrete else sequence.extras['raw_action'])[:-1]
     log_prob, importance = sequence.extras['log_prob'][:-1], None
     if delayed:
-      near = self.policy(outputs[:-1], mask).log_prob(choice)
+      near = self.actions.policy(outputs[:-1], mask).log_prob(choice)
       ratio = jnp.exp(jnp.clip(near - log_prob, -20.0, np.log(MOST_IMPORTANCE)))
       log_prob, importance = near, jnp.where(last[:-1], 1.0, ratio)
     return Steps(
@@ -368,7 +316,7 @@ class Network:
     )
 
   def loss(
-    self, params: Tree, steps: Steps, memory: dict[str, jax.Array]
+    self, params: Tree, steps: Steps, memory: Memory
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The PPO loss: clipped surrogate, squared error of the value, and entropy bonus.
 
@@ -383,15 +331,14 @@ class Network:
     Args:
       params: parameters of this network.
       steps: steps with normalised advantages, and with weights of sum 1.
-      memory: GRU states before the first step, see `initial_memory`.
+      memory: GRU states before the first step.
 
     Returns:
-      The loss [], and metrics [] by name: 'actor_loss', 'critic_loss', 'entropy' (nats), 'approx_kl'
-      (nats) and 'clip_fraction'. All are weighted sums over steps.
+      The loss [], and metrics [] by name, weighted sums over steps; entropy and KL are in nats.
     """
     config = self.config
     _, outputs, value = self.apply(params, steps.inputs, steps.first, memory)
-    policy = self.policy(outputs, steps.mask)
+    policy = self.actions.policy(outputs, steps.mask)
     log_ratio = policy.log_prob(steps.choice) - steps.log_prob
     # At LAST no action was chosen, so the ratio may be infinite, and would survive a weight of 0.
     log_ratio = jnp.where(steps.weight > 0, jnp.clip(log_ratio, -20.0, 20.0), 0.0)
@@ -419,17 +366,11 @@ class Network:
 
 
 class PPO(NamedTuple):
-  """The parts of the agent, as the learner needs them.
-
-  Attributes:
-    config: sizes and constants.
-    network: policy, value and their loss.
-    agent: the functions that actors and evaluators need, made from `network`.
-  """
+  """The parts of the agent, as the learner needs them."""
 
   config: PPOConfig
-  network: Network
-  agent: agent_lib.Agent
+  network: Network  # policy, value and their loss
+  agent: agent_lib.Agent  # made from `network`, for actors and evaluators
 
 
 def make_ppo(config: PPOConfig, observation_spec: Tree, action_spec: Any) -> PPO:
@@ -439,30 +380,21 @@ def make_ppo(config: PPOConfig, observation_spec: Tree, action_spec: Any) -> PPO
     ValueError: `distributions.Actions` does not support the action spec.
   """
   network = Network(config, observation_spec, action_spec)
-
-  noise_name = f'action_{network.actions.noise_kind}'
+  discrete, noise_name = network.actions.discrete, f'action_{network.actions.noise_kind}'
 
   def make_noise(key: chex.PRNGKey, num_envs: int) -> dict[str, jax.Array]:
     return {noise_name: network.actions.noise(key, num_envs)}
 
-  def act(
-    params: Tree,
-    key: Any,
-    memory: dict[str, jax.Array],
-    timestep: Any,
-    *,
-    greedy: bool,
-    explain: bool = False,
-  ) -> tuple[dict[str, jax.Array], experience.Decision]:
+  def act(params: Tree, key: Any, memory: Memory, timestep: Any, *, greedy: bool, explain=False):
     inputs, first = network.flatten(timestep.observation), timestep.step_type == FIRST
     one_step = tuple(x[None] for x in inputs)
     memory, outputs, value = network.apply(params, one_step, first[None], memory)
-    mask = observation_lib.action_mask(timestep.observation) if network.discrete else None
-    policy = network.policy(outputs[0], mask)
+    mask = observation_lib.action_mask(timestep.observation) if discrete else None
+    policy = network.actions.policy(outputs[0], mask)
     noises = key if isinstance(key, dict) else make_noise(key, timestep.step_type.shape[0])
     noise = noises[noise_name]
     extras = {'value': value[0]}
-    if network.discrete:
+    if discrete:
       action = policy.mode() if greedy else policy.sample(noise)
       action = choice = action.astype(jnp.int32)
       if explain:
@@ -479,7 +411,7 @@ def make_ppo(config: PPOConfig, observation_spec: Tree, action_spec: Any) -> PPO
     initial_policy_state=network.initial_memory,
     stored_state=lambda memory: memory,
     act=act,
-    explain=functools.partial(act, explain=True) if network.discrete else None,
+    explain=functools.partial(act, explain=True) if discrete else None,
     noise=make_noise,
   )
   return PPO(config, network, agent)

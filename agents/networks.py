@@ -27,13 +27,9 @@ ACTIVATIONS: dict[str, Any] = {'silu': kernels.silu, 'relu': nn.relu, 'tanh': nn
 
 
 class LayerNorm(nn.Module):
-  """`flax.linen.LayerNorm` with the same parameters, but computed by `kernels.normalise`.
+  """`flax.linen.LayerNorm` with the same parameters, but computed by `kernels.normalise`, in float32."""
 
-  Attributes:
-    dtype: dtype of the output; the computation is in float32.
-  """
-
-  dtype: Any = jnp.float32
+  dtype: Any = jnp.float32  # of the output
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
@@ -46,17 +42,11 @@ class Dense(nn.Module):
   """`flax.linen.Dense` with the same parameters, but computed by `kernels.affine`.
 
   Takes one input [..., F], or several parts of it that count as concatenated along F.
-
-  Attributes:
-    features: O, width of the output.
-    use_bias: whether the layer has a bias.
-    dtype: dtype of the computation and the output; parameters are float32.
-    kernel_init: initialiser of the kernel.
   """
 
-  features: int
+  features: int  # O, width of the output
   use_bias: bool = True
-  dtype: Any = jnp.float32
+  dtype: Any = jnp.float32  # of the computation and the output; parameters are float32
   kernel_init: Any = nn.initializers.lecun_normal()
 
   @nn.compact
@@ -70,32 +60,25 @@ class Dense(nn.Module):
 
 
 class Conv(nn.Module):
-  """`flax.linen.Conv` of 4 x 4 pixels and stride 2 without bias, but computed by `kernels.halve`.
+  """`flax.linen.Conv` of 4 x 4 pixels and stride 2 without bias, but computed by `kernels.halve`."""
 
-  Attributes:
-    features: O, channels of the output.
-    dtype: dtype of the computation and the output; the kernel is float32.
-  """
-
-  features: int
-  dtype: Any = jnp.float32
+  features: int  # O, channels of the output
+  dtype: Any = jnp.float32  # of the computation and the output; the kernel is float32
 
   @nn.compact
   def __call__(self, images: jax.Array) -> jax.Array:
     """[N, H / 2, W / 2, O] from images [N, H, W, C]; odd sizes are rounded up."""
     shape = (4, 4, images.shape[-1], self.features)
     kernel = self.param('kernel', nn.initializers.lecun_normal(), shape)
-    return self._convolve(images.astype(self.dtype), kernel.astype(self.dtype))
+    return self.convolve(images.astype(self.dtype), kernel.astype(self.dtype))
 
-  def _convolve(self, images: jax.Array, kernel: jax.Array) -> jax.Array:
-    return kernels.halve(images, kernel)
+  convolve = staticmethod(kernels.halve)
 
 
 class ConvTranspose(Conv):
   """`flax.linen.ConvTranspose` like `Conv`, but computed by `kernels.double`: [N, 2 H, 2 W, O]."""
 
-  def _convolve(self, images: jax.Array, kernel: jax.Array) -> jax.Array:
-    return kernels.double(images, kernel)
+  convolve = staticmethod(kernels.double)
 
 
 class MLP(nn.Module):
@@ -103,29 +86,18 @@ class MLP(nn.Module):
 
   Takes one input [..., F], or several parts of it that count as concatenated along F, and returns
   [..., output_size], or [..., hidden_size] without an output. Matrices are multiplied in `dtype`;
-  parameters are float32.
-
-  Attributes:
-    hidden_size: width of the hidden layers.
-    num_layers: number of hidden layers.
-    output_size: width of the output, or None to stop at the last hidden layer.
-    output_scale: initial scale of the output's kernel; 0 starts it at zero.
-    dtype: dtype of the computation and the output.
-    activation: activation of the hidden layers, a key of ACTIVATIONS.
-    layer_norm: whether hidden layers have a layer norm; without it they have a bias.
-    hidden_init: initialiser of the hidden kernels; None for flax's default, LeCun normal.
-    raw: whether the input is numbers of an observation rather than features. A constant 1 is then
-      appended, without which the first layer norm would map x and 2 x to the same features.
+  parameters are float32. If the input is `raw`, numbers of an observation rather than features, a
+  constant 1 is appended, without which the first layer norm would map x and 2 x to the same features.
   """
 
   hidden_size: int
-  num_layers: int
-  output_size: int | None = None
-  output_scale: float = 1.0
-  dtype: Any = jnp.float32
-  activation: str = 'silu'
-  layer_norm: bool = True
-  hidden_init: Any = None
+  num_layers: int  # hidden layers
+  output_size: int | None = None  # None to stop at the last hidden layer
+  output_scale: float = 1.0  # initial scale of the output's kernel; 0 starts it at zero
+  dtype: Any = jnp.float32  # of the computation and the output
+  activation: str = 'silu'  # of the hidden layers, a key of ACTIVATIONS
+  layer_norm: bool = True  # whether hidden layers have a layer norm; without it they have a bias
+  hidden_init: Any = None  # initialiser of the hidden kernels; None for LeCun normal
   raw: bool = False
 
   @nn.compact
@@ -138,18 +110,15 @@ class MLP(nn.Module):
     activate = ACTIVATIONS[self.activation]
     hidden_init = self.hidden_init or nn.initializers.lecun_normal()
     for _ in range(self.num_layers):
-      x = Dense(
-        self.hidden_size, use_bias=not self.layer_norm, dtype=self.dtype, kernel_init=hidden_init
-      )(*parts)
+      x = Dense(self.hidden_size, not self.layer_norm, self.dtype, hidden_init)(*parts)
       parts = (activate(LayerNorm(dtype=self.dtype)(x) if self.layer_norm else x),)
     if self.output_size is None:
       (output,) = parts
       return output.reshape(*axes, self.hidden_size)
+    scaled = nn.initializers.variance_scaling
     kernel_init: Any = nn.initializers.zeros
     if self.output_scale:
-      kernel_init = nn.initializers.variance_scaling(
-        self.output_scale, 'fan_in', 'truncated_normal'
-      )
+      kernel_init = scaled(self.output_scale, 'fan_in', 'truncated_normal')
     output = Dense(self.output_size, dtype=self.dtype, kernel_init=kernel_init)(*parts)
     return output.reshape(*axes, self.output_size)
 
@@ -171,14 +140,10 @@ class BoardEncoder(nn.Module):
 
   The outputs of the cells are concatenated in order, so the MLP still distinguishes cells; it only
   reads fewer numbers of each. Takes any leading axes.
-
-  Attributes:
-    mlp: an MLP that reads the outputs of the shared layer, and the numbers outside of the boards.
-    cell_size: width of the shared layer.
   """
 
-  mlp: Any
-  cell_size: int
+  mlp: Any  # reads the outputs of the shared layer, and the numbers outside of the boards
+  cell_size: int  # width of the shared layer
 
   @nn.compact
   def __call__(self, flat: jax.Array, *boards: jax.Array) -> jax.Array:
@@ -195,18 +160,11 @@ class BoardEncoder(nn.Module):
 class TwoTowers(nn.Module):
   """An MLP over features and numbers of an observation, each with its own first layer and layer norm.
 
-  In a joint first layer the input of the larger norm would drown the other.
-
-  Attributes:
-    hidden_size: width of the hidden layers; each of the two first layers has this width.
-    num_layers: number of hidden layers, at least 1, the two first layers counting as one.
-    output_size: width of the output.
-    output_scale: initial scale of the output's kernel; 0 starts it at zero.
-    dtype: dtype of the computation and the output.
+  In a joint first layer the input of the larger norm would drown the other. Fields are those of `MLP`.
   """
 
-  hidden_size: int
-  num_layers: int
+  hidden_size: int  # also of each of the two first layers
+  num_layers: int  # at least 1, the two first layers counting as one
   output_size: int
   output_scale: float
   dtype: Any = jnp.float32
@@ -219,48 +177,32 @@ class TwoTowers(nn.Module):
       for name, parts, raw in (('features', features, False), ('numbers', numbers, True))
       if sum(part.shape[-1] for part in parts)
     ]
-    rest = MLP(
-      self.hidden_size,
-      self.num_layers - 1,
-      self.output_size,
-      self.output_scale,
-      dtype=self.dtype,
-      name='rest',
-    )
-    return rest(*towers)
+    shape = self.hidden_size, self.num_layers - 1, self.output_size, self.output_scale
+    return MLP(*shape, dtype=self.dtype, name='rest')(*towers)
 
 
 class Encoder(nn.Module):
   """Encodes an observation as one vector: an MLP for its numbers, and a CNN for each of its images.
 
-  The outputs are concatenated; each has the MLP's width. A stage of a CNN is a convolution of stride 2
+  The outputs are concatenated; each has the MLP's width; without numbers the MLP has none. A stage of a CNN is a convolution of stride 2
   that doubles the channels, a layer norm and a silu; the size of an image sets the number of stages. A
   dense layer follows the last. Takes any leading axes.
-
-  Attributes:
-    mlp: an MLP for the numbers, without an output layer.
-    channels: channels of the last stage; each stage before it has half as many as the next.
   """
 
-  mlp: Any
-  channels: int
+  mlp: Any  # for the numbers, without an output layer
+  channels: int  # of the last stage; each stage before it has half as many as the next
 
   @nn.compact
   def __call__(self, flat: jax.Array, *images: jax.Array) -> jax.Array:
-    """Encodes [..., F] numbers, F possibly 0, and [..., H, W, C] images as [..., features].
-
-    The features are the outputs of the MLP (if F > 0) and of each CNN, all of the MLP's hidden size,
-    concatenated.
-    """
+    """Encodes [..., F] numbers, F possibly 0, and [..., H, W, C] images as [..., features]."""
     dtype = self.mlp.dtype
     features = [self.mlp(flat)] if flat.shape[-1] else []
     for image in images:
       *axes, height, width, depth = image.shape
       x = image.reshape(-1, height, width, depth).astype(dtype)
       for stage in reversed(range(len(_halvings(height, width)) - 1)):
-        channels = max(1, self.channels >> stage)
-        convolution = Conv(channels, dtype=dtype)
-        x = kernels.silu(LayerNorm(dtype=dtype)(convolution(x)))
+        x = Conv(max(1, self.channels >> stage), dtype=dtype)(x)
+        x = kernels.silu(LayerNorm(dtype=dtype)(x))
       x = Dense(self.mlp.hidden_size, use_bias=False, dtype=dtype)(x.reshape(*axes, -1))
       features.append(kernels.silu(LayerNorm(dtype=dtype)(x)))
     return jnp.concatenate(features, axis=-1)
@@ -270,16 +212,11 @@ class Decoder(nn.Module):
   """An MLP for the numbers, and a transposed CNN for each image.
 
   Each pixel of each channel has its own bias, which learns the constant parts of images.
-
-  Attributes:
-    mlp: an MLP for the numbers; its output may be of size 0.
-    channels: channels of the first stage's input; each stage but the last halves them.
-    shapes: (H, W, C) of each image.
   """
 
-  mlp: Any
-  channels: int
-  shapes: tuple[tuple[int, int, int], ...]
+  mlp: Any  # for the numbers; its output may be of size 0
+  channels: int  # of the first stage's input; each stage but the last halves them
+  shapes: tuple[tuple[int, int, int], ...]  # (H, W, C) of each image
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
@@ -293,8 +230,7 @@ class Decoder(nn.Module):
       for stage, (height, width) in enumerate(reversed(sizes), 1):
         image = kernels.silu(LayerNorm(dtype=dtype)(image))
         channels = max(1, self.channels >> stage) if stage < len(sizes) else depth
-        convolution = ConvTranspose(channels, dtype=dtype)
-        image = convolution(image)[:, :height, :width]
+        image = ConvTranspose(channels, dtype=dtype)(image)[:, :height, :width]
       image = image.reshape(*x.shape[:-1], -1)
       bias = self.param(f'bias_{len(decoded)}', nn.initializers.zeros, image.shape[-1:])
       decoded.append(image + bias.astype(dtype))
@@ -310,15 +246,8 @@ def apply(module: nn.Module, params: Any, *inputs: Any) -> jax.Array:
 def cast_kernels(params: Any, dtype: Any) -> Any:
   """Casts the kernels of layers to the dtype in which they are multiplied, as each layer does by itself.
 
-  It is for loops without gradients, which would cast them in each of their steps: 13 of the 230 programs that a
-  GPU started for an imagined step of `catch`.
-
-  Args:
-    params: tree of parameters, [...] float32; a leaf is a kernel if its name is `kernel`.
-    dtype: dtype of the networks' computation.
-
-  Returns:
-    The same tree with kernels in `dtype`.
+  It is for loops without gradients, which would cast them in each of their steps: 13 of the 230 programs
+  that a GPU started for an imagined step of `catch`. A leaf is a kernel if its name is `kernel`.
   """
   is_kernel = lambda path: getattr(path[-1], 'key', None) == 'kernel'
   return jax.tree_util.tree_map_with_path(

@@ -20,7 +20,7 @@ CNNs, are flat numbers.
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -88,7 +88,7 @@ class Image(specs.BoundedArray):
 
 
 def as_images(spec: Any) -> Any:
-  """The spec, in which all images, small ones as well, are none of flat numbers: see `is_image`."""
+  """The spec in which every image, however small, goes to a CNN: see `is_image`."""
 
   def mark(leaf: specs.Array) -> specs.Array:
     if is_image(leaf) or not _may_be_image(leaf):
@@ -107,16 +107,17 @@ def is_image(spec: specs.Array) -> bool:
   return is_large or not (is_bounded(spec, 0, 1) or is_picture(spec))
 
 
+def _is_large(spec: specs.Array) -> bool:
+  return len(spec.shape) == 3 and min(spec.shape[:2]) >= SMALLEST_IMAGE
+
+
 def _may_be_image(spec: specs.Array) -> bool:
-  if len(spec.shape) != 3 or min(spec.shape[:2]) < SMALLEST_IMAGE or not spec.shape[2]:
-    return False
-  return not num_values(spec)
+  return _is_large(spec) and spec.shape[2] > 0 and not num_values(spec)
 
 
 def is_picture(spec: specs.Array) -> bool:
   """Whether a leaf is an image of bytes, at least SMALLEST_IMAGE, for a CNN or as flat numbers."""
-  is_large = len(spec.shape) == 3 and min(spec.shape[:2]) >= SMALLEST_IMAGE
-  return is_large and spec.dtype == np.uint8 and is_bounded(spec, 0, 255)
+  return _is_large(spec) and spec.dtype == np.uint8 and is_bounded(spec, 0, 255)
 
 
 def image_specs(spec: Any) -> list[specs.Array]:
@@ -124,18 +125,19 @@ def image_specs(spec: Any) -> list[specs.Array]:
   return [leaf for leaf in jax.tree.leaves(without_mask(spec)) if is_image(leaf)]
 
 
+def _with_specs(observation: Any, spec: Any) -> Iterator[tuple[Any, Any]]:
+  """The leaves of an observation without its mask, each with its spec."""
+  leaves, leaf_specs = (jax.tree.leaves(without_mask(tree)) for tree in (observation, spec))
+  return zip(leaves, leaf_specs, strict=True)
+
+
 def pick_images(observation: Any, spec: Any) -> list[jax.Array]:
   """The images (see `is_image`) of an observation, [..., H, W, C] each in its own dtype."""
-  leaves, leaf_specs = (jax.tree.leaves(without_mask(tree)) for tree in (observation, spec))
-  return [x for x, leaf in zip(leaves, leaf_specs, strict=True) if is_image(leaf)]
+  return [x for x, leaf in _with_specs(observation, spec) if is_image(leaf)]
 
 
 def images(observation: Any, spec: Any) -> list[jax.Array]:
-  """The images of an observation, encoded for a CNN, [..., H, W, C] float32 each.
-
-  Pixels bounded to [0, 255] are scaled to [-0.5, 0.5], numbers bounded to [0, 1] are unscaled, and
-  others are symlog, as in a flat observation.
-  """
+  """The images of an observation, [..., H, W, C] float32 each, encoded for a CNN as the table above says."""
 
   def read(leaf, spec):
     leaf = leaf.astype(jnp.float32)
@@ -147,15 +149,12 @@ def images(observation: Any, spec: Any) -> list[jax.Array]:
 
 
 def to_observation(flat: jax.Array, images: list[jax.Array], spec: Any) -> Any:
-  """The inverse of `join` and `images`: an observation from its numbers and images.
+  """The inverse of `join` and `images`: an observation without its mask, [..., *shape] float32 leaves.
 
   Args:
     flat: [..., F] float32, as from `join`.
     images: [..., H, W, C] float32 each, as from `images`; if empty, `flat` holds the images too.
     spec: tree of specs of the observation.
-
-  Returns:
-    The observation without its mask, a tree of [..., *shape] float32 arrays.
   """
   rest = iter(images)
 
@@ -199,26 +198,20 @@ def boards(observation: Any, spec: Any) -> list[jax.Array]:
     begin = spec.shape[0] - math.prod(spec.board_shape)
     return leaf[..., begin:].reshape(*leaf.shape[:-1], -1, features).astype(jnp.float32)
 
-  leaves, leaf_specs = (jax.tree.leaves(without_mask(tree)) for tree in (observation, spec))
-  pairs = zip(leaves, leaf_specs, strict=True)
+  pairs = _with_specs(observation, spec)
   return [read(x, leaf) for x, leaf in pairs if hasattr(leaf, 'board_shape')]
 
 
 def views(observation: Any, spec: Any) -> jax.Array:
   """The views of an observation, features that an environment computes from its leaves.
 
-  A leaf has a view if its spec has a function `view`, which is applied to the leaf.
-
-  Args:
-    observation: tree of [..., *shape] arrays.
-    spec: tree of their specs.
-
-  Returns:
-    [..., V] float32; V is 0 without a view.
+  A leaf has a view if its spec has a function `view`, which is applied to the leaf [..., *shape].
+  Their values are concatenated, [..., V] float32; V is 0 without a view.
   """
-  leaves, leaf_specs = (jax.tree.leaves(without_mask(tree)) for tree in (observation, spec))
-  shown = [jnp.zeros((*leaves[0].shape[: leaves[0].ndim - len(leaf_specs[0].shape)], 0))]
-  for leaf, leaf_spec in zip(leaves, leaf_specs, strict=True):
+  pairs = list(_with_specs(observation, spec))
+  leaf, leaf_spec = pairs[0]
+  shown = [jnp.zeros((*leaf.shape[: leaf.ndim - len(leaf_spec.shape)], 0))]
+  for leaf, leaf_spec in pairs:
     if hasattr(leaf_spec, 'view'):
       one_axis = leaf.reshape(-1, *leaf_spec.shape)
       shown.append(jax.vmap(leaf_spec.view)(one_axis).reshape(*shown[0].shape[:-1], -1))
@@ -232,48 +225,34 @@ def view_size(spec: Any) -> int:
 
 
 class Vitals(NamedTuple):
-  """Vitals: numbers of an observation, such as water, that the agent needs to keep up to survive.
+  """Vitals: numbers of an observation, such as water, that the agent needs to keep up to survive."""
 
-  Attributes:
-    names: names of the V vitals.
-    indices: [V] int, their positions in a flat observation, see `join`.
-    set_points: [V] float32, values at which nothing is lacking.
-    are_paid: whether the environment's reward depends on them already.
-  """
-
-  names: tuple[str, ...]
-  indices: np.ndarray
-  set_points: np.ndarray
-  are_paid: bool
+  names: tuple[str, ...]  # of the V vitals
+  indices: np.ndarray  # [V] int, their positions in a flat observation, see `join`
+  set_points: np.ndarray  # [V] float32, values at which nothing is lacking
+  are_paid: bool  # whether the environment's reward depends on them already
 
 
 def vitals(spec: Any) -> Vitals | None:
   """The vitals of all leaves whose specs name some in `vitals`; None where no leaf does."""
-  names, indices, set_points, are_paid, begin = [], [], [], False, 0
+  found, are_paid, begin = [], False, 0
   for leaf in jax.tree.leaves(without_mask(spec)):
     for vital in getattr(leaf, 'vitals', ()):
-      names.append(vital.name)
-      indices.append(begin + vital.position)
-      set_points.append(vital.set_point)
+      found.append((vital.name, begin + vital.position, vital.set_point))
       are_paid |= leaf.are_paid
     begin += math.prod(leaf.shape)
-  if not names:
+  if not found:
     return None
-  return Vitals(tuple(names), np.array(indices), np.array(set_points, np.float32), are_paid)
+  names, indices, set_points = zip(*found, strict=True)
+  return Vitals(names, np.array(indices), np.array(set_points, np.float32), are_paid)
 
 
 class Parts(NamedTuple):
-  """The parts of an observation, of which each of its F numbers belongs to one.
-
-  Attributes:
-    names: names of the parts.
-    owner: [F] int, index of the part of each number of a flat observation, see `join`.
-    of_views: index of the part to which the view of each leaf belongs, see `views`.
-  """
+  """The parts of an observation, of which each of its F numbers belongs to one."""
 
   names: tuple[str, ...]
-  owner: np.ndarray
-  of_views: tuple[int, ...]
+  owner: np.ndarray  # [F] int, index of the part of each number of a flat observation, see `join`
+  of_views: tuple[int, ...]  # index of the part to which the view of each leaf belongs, see `views`
 
 
 def parts(spec: Any) -> Parts:
@@ -345,8 +324,8 @@ def join(observation: Any, spec: Any) -> jax.Array:
     The flat observation, [..., F] bool if all leaves are bool, else float32; bytes of images are
     divided by 255.
   """
-  leaves, leaf_specs = (jax.tree.leaves(without_mask(tree)) for tree in (observation, spec))
-  dtype = bool if all(leaf.dtype == bool for leaf in leaves) else jnp.float32
+  pairs = list(_with_specs(observation, spec))
+  dtype = bool if all(leaf.dtype == bool for leaf, _ in pairs) else jnp.float32
 
   def flat(leaf, spec):
     shape = spec.shape
@@ -354,12 +333,7 @@ def join(observation: Any, spec: Any) -> jax.Array:
     part = part.reshape(*leaf.shape[: leaf.ndim - len(shape)], -1).astype(dtype)
     return part / 255 if is_picture(spec) else part
 
-  return jnp.concatenate(list(map(flat, leaves, leaf_specs)), axis=-1)
-
-
-def flatten(observation: Any, spec: Any) -> jax.Array:
-  """The flat observation (see `join`) in symlog, [..., F] float32, input of a network."""
-  return networks.symlog(join(observation, spec))
+  return jnp.concatenate([flat(*pair) for pair in pairs], axis=-1)
 
 
 def num_values(spec: specs.Array) -> int:
@@ -368,16 +342,13 @@ def num_values(spec: specs.Array) -> int:
   Categories are encoded one-hot: a leaf of integers with bounds, of at most MAX_VALUES values or by its
   spec a discrete choice, and of at most MAX_CATEGORIES one-hot numbers.
   """
-  if (
-    spec.dtype.kind not in 'iu'
-    or not isinstance(spec, specs.BoundedArray)
-    or not math.prod(spec.shape)
-  ):
+  size = math.prod(spec.shape)
+  if spec.dtype.kind not in 'iu' or not isinstance(spec, specs.BoundedArray) or not size:
     return 0
   count = int(np.max(np.asarray(spec.maximum, float) - spec.minimum)) + 1
   is_choice = isinstance(spec, specs.DiscreteArray)
-  fits = math.prod(spec.shape) * count <= MAX_CATEGORIES
-  return count if count >= 2 and (is_choice or count <= MAX_VALUES) and fits else 0
+  is_few = (is_choice or count <= MAX_VALUES) and size * count <= MAX_CATEGORIES
+  return count if count >= 2 and is_few else 0
 
 
 def unit_range(spec: Any) -> np.ndarray:
@@ -409,18 +380,17 @@ def with_levels(
 ) -> jax.Array:
   """Appends to a flat observation its numbers in [0, 1], encoded by level, and its categories, one-hot.
 
-  Levels help a network to distinguish few discrete values, such as coordinates of a small grid. For
-  categories see `num_values`.
+  Levels help a network to distinguish few discrete values, such as coordinates of a small grid.
 
   Args:
-    flat: [..., F] float32, from `flatten`, or from `join` if not `is_symlog`.
+    flat: [..., F] float32, numbers as from `join`.
     spec: tree of specs of the observation.
     num_levels: L, at least 2; or 0 to append no levels.
     is_symlog: whether `flat` is in symlog.
 
   Returns:
-    [..., F + L S + V] float32, S being how many other numbers have the bounds [0, 1], and V the sum over
-    categories of their numbers of values.
+    [..., F + L S + V] float32. V is the sum of `num_values` over all categories, and S the number of
+    other numbers with the bounds [0, 1].
   """
   values = of_numbers(spec, num_values).astype(int)
   unit = unit_range(spec) & (values == 0) if num_levels else np.zeros(len(values), bool)
@@ -438,22 +408,13 @@ def with_levels(
 
 @dataclasses.dataclass(frozen=True)
 class Codec:
-  """Encoding of one environment's observations.
+  """Encoding of one environment's observations. Unless fields say otherwise, all numbers are flat."""
 
-  Attributes:
-    spec: tree of `dm_env.specs.Array`.
-    levels: L, number of levels over which numbers in [0, 1] are also two-hot encoded; 0: none.
-    cnn: whether CNNs encode images; otherwise images are flat numbers.
-    boards: whether boards are encoded cell by cell, unless a CNN encodes images; otherwise they
-      are flat numbers.
-    symlog: whether numbers are encoded by their symlog; otherwise as they are.
-  """
-
-  spec: Any
-  levels: int = 0
-  cnn: bool = False
-  boards: bool = False
-  symlog: bool = True
+  spec: Any  # tree of `dm_env.specs.Array`
+  levels: int = 0  # L, over which numbers in [0, 1] are also two-hot encoded; 0: none
+  cnn: bool = False  # whether CNNs encode images
+  boards: bool = False  # whether boards are encoded cell by cell, unless a CNN encodes images
+  symlog: bool = True  # whether numbers are encoded by their symlog; otherwise as they are
 
   @property
   def image_specs(self) -> list[specs.Array]:
@@ -472,18 +433,12 @@ class Codec:
       return without_images(self.spec)
     return without_boards(self.spec) if self.board_specs else self.spec
 
-  @property
-  def unit(self) -> np.ndarray:
-    """[F] bool, which of the flat numbers have the bounds [0, 1]."""
-    return unit_range(self.flat_spec)
-
   def compact(self, observation: Any) -> tuple[jax.Array, ...]:
     """The part of `encode` that is computed once for a batch and stored for all epochs, in few bytes.
 
-    Returns:
-      A tuple of arrays. The flat numbers, [..., F]: bool and not yet encoded if the specs of all are
-      bool, else float32 and encoded as by `numbers`. The images follow, [..., H, W, C] in their own
-      dtypes; without images the boards follow, [..., cells, features] float32.
+    First the flat numbers, [..., F]: bool and not yet encoded if the specs of all are bool, else
+    float32 and encoded as by `numbers`. Then the images, [..., H, W, C] in their own dtypes, or without
+    images the boards, [..., cells, features] float32.
     """
     flat = join(observation, self.flat_spec)
     if flat.dtype != bool:
@@ -508,9 +463,7 @@ class Codec:
   def encode(self, observation: Any) -> tuple[jax.Array, ...]:
     """The inputs of an encoder network, all float32, from an observation [..., *shape].
 
-    Returns:
-      [..., F + L S + V] numbers, see `with_levels`; then images, [..., H, W, C] each, or else
-      boards, [..., cells, features] each.
+    Numbers, see `with_levels`; then images, [..., H, W, C], or else boards, [..., cells, features].
     """
     return self.inputs(self.compact(observation))
 

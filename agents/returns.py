@@ -72,12 +72,8 @@ def generalised_advantages(
   counts in full in a truncated episode (d = 1) and not at all in a terminated one (d = 0).
 
   Args:
-    reward_t: [T, ...] float32, reward that arrived at step t; step 0 is unread.
-    discount_t: [T, ...] float32, the environment's discount at step t; step 0 is unread.
-    value_t: [T, ...] float32, value of step t.
+    reward_t, discount_t, value_t, gamma, lambda_: see `lambda_returns`.
     last_t: [T, ...] bool, steps that end an episode; their advantages and returns are meaningless.
-    gamma: the agent's discount factor.
-    lambda_: 0 for the one-step TD error, 1 for the whole return less the value.
 
   Returns:
     [T - 1, ...] advantages and [T - 1, ...] returns, float32.
@@ -89,15 +85,10 @@ def generalised_advantages(
 
 
 class Average(NamedTuple):
-  """State of an exponential moving average; see `update_average`.
+  """State of an exponential moving average; see `update_average`."""
 
-  Attributes:
-    value: [] float32, the average, biased towards 0, from which it began.
-    num_updates: [] int32, how many numbers were added.
-  """
-
-  value: jax.Array
-  num_updates: jax.Array
+  value: jax.Array  # [] float32, the average, biased towards 0, from which it began
+  num_updates: jax.Array  # [] int32, how many numbers were added
 
 
 def no_average() -> Average:
@@ -106,16 +97,10 @@ def no_average() -> Average:
 
 
 def update_average(average: Average, x: jax.Array, *, rate: float) -> tuple[Average, jax.Array]:
-  """Adds a number to an exponential moving average.
+  """Adds a number [] float32, of weight `rate` in (0, 1], to an average; NaN changes nothing.
 
-  Args:
-    average: the state so far.
-    x: [] float32, the number; NaN changes nothing.
-    rate: weight of the number, in (0, 1].
-
-  Returns:
-    The next state, and the average with the bias towards 0 corrected as in Adam, [] float32; it is 0
-    before any number.
+  Returns the next state, and the average [] float32, its bias towards 0 corrected as in Adam; before any
+  number it is 0.
   """
   counts = ~jnp.isnan(x)
   value = average.value + jnp.where(counts, rate * (x - average.value), 0.0)
@@ -133,15 +118,9 @@ def percentile_range(return_: jax.Array) -> jax.Array:
 
 
 def standardise(x: jax.Array, weight: jax.Array, total: Total) -> jax.Array:
-  """Shifts and scales a weighted sample to mean 0 and standard deviation 1.
+  """Shifts and scales a sample, [...] float32, to mean 0 and standard deviation 1.
 
-  Args:
-    x: [...] float32, the sample, such as advantages.
-    weight: [...] float32, weight of each element, scaled so that `total(weight)` is 1.
-    total: see `Total`.
-
-  Returns:
-    [...] float32, the standardised sample.
+  The weights of its elements, [...] float32, are scaled so that `total(weight)` is 1.
   """
   centred = x - total(weight * x)
   deviation = jnp.sqrt(total(weight * jnp.square(centred)))
@@ -153,16 +132,9 @@ def explained_variance(
 ) -> jax.Array:
   """Explained variance of a critic: 1 if it is perfect, 0 if it always predicts the mean return.
 
-    1 - Var[G - v] / Var[G]
+    1 - Var[G - v] / Var[G], [] float32
 
-  Args:
-    return_: [...] float32, returns G.
-    value: [...] float32, values v of the critic.
-    weight: [...] float32, weight of each step; the scale does not matter.
-    total: sums an array over its elements and over devices, see `Total`.
-
-  Returns:
-    [] float32.
+  of returns G and values v, [...] float32 each. The scale of the weights of steps does not matter.
   """
   weight = weight / jnp.maximum(total(weight), 1e-8)
 
@@ -175,17 +147,10 @@ def explained_variance(
 def correlation(
   predicted: jax.Array, real: jax.Array, counts: jax.Array, total: Total
 ) -> jax.Array:
-  """Pearson's correlation of predictions with observed values.
+  """Pearson's correlation of predictions with observed values, [...] float32 each, at steps that count.
 
-  Args:
-    predicted: [...] float32, the predictions.
-    real: [...] float32, the observed values.
-    counts: [...] bool, steps that count; the others are left out.
-    total: see `Total`.
-
-  Returns:
-    [] float32. 1 where the observed values are constant, since there is nothing to predict; 0 where
-    only the predictions are constant.
+  [] float32. It is 1 where the observed values are constant, since there is nothing to predict; 0 where
+  only the predictions are constant.
   """
   weight = counts / jnp.maximum(total(counts.astype(jnp.float32)), 1e-8)
 

@@ -31,17 +31,11 @@ LEAST_EPOCHS = 2
 
 
 class Scale(NamedTuple):
-  """Minibatches, epochs and learning rate of one unroll.
+  """Minibatches, epochs and learning rate of one unroll."""
 
-  Attributes:
-    num_minibatches: M, minibatches of each epoch.
-    num_epochs: E, epochs over each unroll.
-    learning_rate: learning rate of Adam, before annealing.
-  """
-
-  num_minibatches: int
-  num_epochs: int
-  learning_rate: float
+  num_minibatches: int  # M, of each epoch
+  num_epochs: int  # E, over each unroll
+  learning_rate: float  # of Adam, before annealing
 
 
 def auto_scale(
@@ -108,13 +102,8 @@ def auto_scale(
 def envs_per_block(num_minibatches: int, num_steps: int, recurrent: bool) -> int:
   """Number of neighbouring environments, a block, whose steps are shuffled together.
 
-  Each block gives as many steps to each minibatch. It is one environment if its steps divide among
-  the minibatches; else the smallest number of environments whose steps do.
-
-  Args:
-    num_minibatches: minibatches of each epoch.
-    num_steps: steps of each environment in an unroll.
-    recurrent: whether whole streams are shuffled; a block then has one for each minibatch.
+  A block is the smallest number of environments whose steps divide among the minibatches. If whole
+  streams are shuffled (`recurrent`), it has one for each minibatch.
   """
   if recurrent:
     return num_minibatches
@@ -165,7 +154,7 @@ def make_update(
   Args:
     ppo: the agent.
     config: settings of the optimizer.
-    scale: minibatches, epochs and learning rate.
+    scale: see `auto_scale`.
     max_environment_steps: number of environment steps at which an annealed learning rate reaches 0;
       None keeps the rate constant.
     delayed: whether actors may have had parameters of some updates ago, see `masked_ppo`.
@@ -179,20 +168,12 @@ def make_update(
 
 @dataclasses.dataclass(frozen=True)
 class PPOUpdate:
-  """PPO's `loop.FusedUpdate`: an agent, its optimizer and the scale of its updates.
-
-  Attributes:
-    ppo: the agent.
-    optimizer: clipping and Adam, without the learning rate.
-    scale: minibatches, epochs and learning rate.
-    anneal_until: environment steps at which the learning rate reaches 0; None keeps it constant.
-    delayed: whether actors may have had parameters of some updates ago.
-  """
+  """PPO's `loop.FusedUpdate`: an agent, its optimizer and the scale of its updates."""
 
   ppo: masked_ppo.PPO
-  optimizer: optax.GradientTransformation
+  optimizer: optax.GradientTransformation  # clipping and Adam, without the learning rate
   scale: Scale
-  anneal_until: int | None
+  anneal_until: int | None  # environment steps, see `make_update`
   delayed: bool
 
   environment_step = staticmethod(environment_step)
@@ -241,10 +222,7 @@ class PPOUpdate:
     return state, devices_lib.over_devices(metrics)
 
   def _learning_rate(self, state: TrainState) -> jax.Array:
-    """Learning rate of all gradient steps of one unroll.
-
-    Annealed by environment steps, as the number of updates depends on the number of environments.
-    """
+    """Learning rate of an unroll, annealed by environment steps: updates depend on `num_envs`."""
     rate = jnp.float32(self.scale.learning_rate)
     if self.anneal_until is None:
       return rate
@@ -338,10 +316,11 @@ def _normalise(steps: masked_ppo.Steps) -> masked_ppo.Steps:
 
 def _batch_metrics(batch: masked_ppo.Steps) -> Metrics:
   """Metrics of a batch before it is learned from."""
+  explained = returns.explained_variance(
+    batch.return_, batch.value, batch.weight, devices_lib.mean_total
+  )
   metrics = {
-    'ppo/explained_variance': returns.explained_variance(
-      batch.return_, batch.value, batch.weight, devices_lib.mean_total
-    ),
+    'ppo/explained_variance': explained,
     'ppo/value': jnp.mean(batch.value),
     'ppo/return': jnp.mean(batch.return_),
   }

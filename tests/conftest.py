@@ -1,5 +1,6 @@
 """Eight simulated devices, caches of compiled programs, and quiet libraries; set before JAX is imported."""
 
+import collections
 import contextlib
 import gc
 import os
@@ -67,7 +68,8 @@ GROUPS = {
 # The order in which workers take groups and files: longest first, so that no worker is left with one
 # of them; real runs, which mostly wait, next to programs that compile.
 ORDER = (
-  'launch/run/test_topology.py', 'agents/', 'learner/', 'launch/', 'replay/', 'actors/',
+  'launch/run/test_topology.py', 'agents/', 'test_notebook.py', 'learner/', 'launch/run/',
+  'launch/bench/', 'launch/', 'actors/', 'replay/',
 )  # fmt: skip
 
 
@@ -94,6 +96,23 @@ def pytest_xdist_make_scheduler(config, log):
       return next((name for name, starts in GROUPS.items() if path.startswith(starts)), file)
 
   return Scheduling(config, log)
+
+
+seconds_of_files = collections.Counter()
+
+
+def pytest_runtest_logreport(report):
+  """Adds the seconds of a test with its fixtures; workers send their reports to the first process."""
+  seconds_of_files[report.nodeid.partition('::')[0]] += report.duration
+
+
+def pytest_terminal_summary(terminalreporter):
+  """Shows the slowest files of a whole suite."""
+  if len(seconds_of_files) > 10:
+    terminalreporter.section('slowest files, seconds of all workers')
+    for file, seconds in seconds_of_files.most_common(10):
+      terminalreporter.write_line(f'{seconds:6.1f}  {file}')
+    terminalreporter.write_line(f'{seconds_of_files.total():6.1f}  of all files')
 
 
 @pytest.fixture(scope='module', autouse=True)

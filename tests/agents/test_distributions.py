@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hephaestus.agents import distributions
 
 ACTIONS = 5
-few_examples = hypothesis.settings(max_examples=40, deadline=None)
+few_examples = hypothesis.settings(max_examples=25, deadline=None)
 # Extreme outputs of a network: infinities, NaN, and the largest numbers of bfloat16.
 extremes = st.one_of(
   st.sampled_from([np.inf, -np.inf, np.nan, 3.3e38, -3.3e38, 1e-38, 0.0]),
@@ -97,29 +97,12 @@ def test_probabilities_by_hand():
   np.testing.assert_allclose(mixed, [0.995, 0.005, 0, 0, 0], rtol=1e-5)
 
 
-def test_no_mask_means_all_legal():
-  policy = masked(np.zeros((2, 3), np.float32), None)
-  np.testing.assert_allclose(np.exp(policy.log_probs), np.full((2, 3), 1 / 3), rtol=1e-6)
-
-
 def test_without_legal_actions_the_distribution_is_uniform_without_gradient():
   nothing = np.zeros(ACTIONS, bool)
   probs = np.exp(masked(np.float32([9.0, -9.0, 0.0, np.inf, np.nan]), nothing).log_probs)
   np.testing.assert_allclose(probs, np.full(ACTIONS, 1 / ACTIONS), rtol=1e-6)
   gradient = gradient_of_log_prob_and_entropy(five(9, -9, 0, 1, 2), nothing, 0)
   assert not np.any(gradient)
-
-
-@pytest.mark.parametrize('num_legal', [1, 2, 5])
-def test_entropy_of_a_uniform_distribution_is_log_n(num_legal):
-  mask = np.arange(ACTIONS) < num_legal
-  policy = masked(np.where(mask, np.float32(3), np.float32(50)), mask, 0.01)
-  np.testing.assert_allclose(policy.entropy, np.log(num_legal), atol=1e-6)
-
-
-def test_entropy_of_a_deterministic_distribution_is_zero():
-  everything = np.ones(ACTIONS, bool)
-  np.testing.assert_allclose(masked(five(500), everything).entropy, 0, atol=1e-6)
 
 
 def test_sample_frequencies_equal_probabilities():
@@ -175,14 +158,6 @@ def test_squashed_density_is_finite_and_exact_where_tanh_is_flat():
   assert all(np.isfinite(grad).all() for grad in grads)
 
 
-@pytest.mark.parametrize(('mean', 'scale'), [(0.0, 0.1), (0.7, 1.1), (-2.0, 0.5)])
-def test_squashed_density_integrates_to_one(mean, scale):
-  raw = np.linspace(-9, 9, 40_001)
-  action = -3 + (np.tanh(raw) + 1) / 2 * 5
-  values, *_ = density([mean], [scale], raw[:, None], [-3.0], [2.0])
-  np.testing.assert_allclose(np.trapz(np.exp(values), action), 1, rtol=1e-3)
-
-
 @jax.jit
 def squashed(outputs, low, high, noise):
   """The policy of network outputs: itself, samples, modes, log densities and entropies."""
@@ -202,16 +177,8 @@ def test_squashed_sample_lies_within_bounds_and_matches_its_value_before_tanh():
   assert np.std(action, axis=0).min() > 0.1
 
 
-def test_scalar_bounds_apply_to_every_axis():
-  outputs, noise = np.float32([[0.3, -0.2, 0.1, 0.4]]), np.float32([[0.5, -1.0]])
-  bounds = [(np.float32(-2), np.float32(2)), (np.full(2, -2, 'f'), np.full(2, 2, 'f'))]
-  one, each = (squashed(outputs, *pair, noise)[1:] for pair in bounds)
-  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), one, each)
-
-
-@pytest.mark.parametrize('dtype', [np.float32, jnp.bfloat16])
-def test_extreme_outputs_give_a_finite_squashed_policy(dtype):
-  outputs = np.array([[1e30, -1e30, 1e30, -1e30]], dtype)
+def test_extreme_outputs_give_a_finite_squashed_policy():
+  outputs = np.array([[1e30, -1e30, 1e30, -1e30]], jnp.bfloat16)
   policy, action, *others = jax.device_get(
     squashed(outputs, LOW, HIGH, np.ones((1, 2), np.float32))
   )
@@ -220,7 +187,7 @@ def test_extreme_outputs_give_a_finite_squashed_policy(dtype):
   assert all(np.isfinite(x).all() for x in others)
 
 
-@pytest.mark.parametrize('mean', [-2.0, 0.0, 0.8])
+@pytest.mark.parametrize('mean', [-2.0, 0.8])
 def test_squashed_entropy_is_exact_if_narrow_and_an_upper_bound_if_wide(mean):
   def entropies(scale):
     raw = np.linspace(mean - 8 * scale, mean + 8 * scale, 20_001)
@@ -277,33 +244,10 @@ def test_gaussian_divergence_by_hand():
   )
 
 
-def test_gaussian_divergence_is_the_mean_log_ratio_of_samples():
-  rng = np.random.default_rng(0)
-  p, q = gaussian(rng, 3), gaussian(rng, 3)
-  noise = rng.normal(size=(200_000, 3)).astype(np.float32)
-  x = np.asarray(jax.jit(lambda p, noise: p.sample(noise))(p, noise), np.float64)
-  log_density = lambda d: np.sum(
-    -0.5 * (x - d.mean) ** 2 / d.variance - 0.5 * np.log(2 * np.pi * d.variance), axis=-1
-  )
-  ratio = log_density(p) - log_density(q)
-  bound = 5 * ratio.std() / np.sqrt(200_000)
-  np.testing.assert_allclose(divergence(p, q), ratio.mean(), atol=bound)
-
-
 def test_categorical_divergence_by_hand():
   log_probs = lambda *probs: distributions.Categorical(np.log(np.float32(probs)))
   p, q = log_probs([0.5, 0.5], [0.2, 0.8]), log_probs([0.25, 0.75], [0.2, 0.8])
   np.testing.assert_allclose(divergence(p, q), 0.5 * np.log(2) + 0.5 * np.log(2 / 3), rtol=1e-5)
-
-
-@hypothesis.settings(max_examples=20, deadline=None)
-@hypothesis.given(st.integers(0, 2**32 - 1), st.sampled_from([gaussian, categorical]))
-def test_divergence_is_zero_from_itself_and_positive_from_another(seed, make):
-  rng = np.random.default_rng(seed)
-  p, q = make(rng, 4, 3), make(rng, 4, 3)
-  itself = divergence(p, p)
-  np.testing.assert_allclose(itself, np.zeros_like(itself), atol=1e-6)
-  assert (np.asarray(divergence(p, q)) > 0).all()
 
 
 @pytest.mark.parametrize('make', [gaussian, categorical])
@@ -375,12 +319,6 @@ def test_categorical_sample_has_the_straight_through_gradient():
   np.testing.assert_allclose(gradient, jax.jit(jax.grad(expected))(outputs), rtol=1e-4)
 
 
-def test_unimix_keeps_every_class_possible():
-  read = jax.jit(lambda outputs: distributions.Categorical.from_outputs(outputs, 2, 0.02))
-  belief = read(np.float32([1e4, 0, 0, 0]))
-  np.testing.assert_allclose(np.exp(belief.log_probs), [[0.99, 0.01], [0.5, 0.5]], rtol=1e-5)
-
-
 def test_deterministic_categoricals_without_unimix_have_a_finite_divergence():
   @jax.jit
   def divergences(*outputs):
@@ -420,15 +358,11 @@ def judge_two_hot(logits, targets, limit):
 NOTHING = np.zeros(1, np.float32)
 
 
-@pytest.mark.parametrize(
-  ('bins', 'limit', 'dtype'),
-  [(255, 20.0, np.float32), (41, 6.0, jnp.bfloat16), (3, 1.0, np.float32)],
-)
-def test_mean_of_equal_probabilities_is_exactly_zero(bins, limit, dtype):
-  assert float(judge_two_hot(np.zeros(bins, dtype), NOTHING, limit)[0]) == 0.0
+def test_mean_of_equal_probabilities_is_exactly_zero():
+  assert float(judge_two_hot(np.zeros(255, np.float32), NOTHING, 20.0)[0]) == 0.0
 
 
-@pytest.mark.parametrize('index', [0, 10, 20, 27, 40])
+@pytest.mark.parametrize('index', [0, 20, 27])
 def test_mean_of_one_bin_is_its_position(index):
   logits = np.where(np.arange(41) == index, np.float32(0), np.float32(-200))
   position = -5 + index * 10 / 40
@@ -479,19 +413,6 @@ def test_two_hot_gradients_equal_the_formula(bins):
   ]
   close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
   jax.tree.map(close, *results)
-
-
-def test_likelihood_is_largest_at_the_target():
-  target = np.float32([-0.01, 0.09, 3.0, -700.0])
-
-  @jax.jit
-  def fit(logits):
-    likelihood = lambda logits: two_hot(logits).log_prob(target).sum()
-    ascend = lambda _, x: x + jax.grad(likelihood)(x)
-    return two_hot(jax.lax.fori_loop(0, 3000, ascend, logits)).mean()
-
-  fitted = fit(np.zeros((4, 255), np.float32))
-  np.testing.assert_allclose(fitted, target, rtol=0.02, atol=0.002)
 
 
 # Several choices at once.

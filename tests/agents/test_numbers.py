@@ -2,8 +2,6 @@
 
 from typing import Any, NamedTuple
 
-import hypothesis
-import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -164,22 +162,16 @@ def test_categories_are_sampled_with_their_probabilities():
   assert (near[:, 1] == 7).all()
 
 
-def test_many_numbers_in_the_unit_range_are_binary():
-  outputs_of = lambda size: (
-    numbers_lib.Numbers(specs.BoundedArray((size,), np.float32, 0, 1)).num_outputs
-  )
-  assert [outputs_of(113), outputs_of(114)] == [113 * (1 + 9), 114 * 2]
+def test_many_numbers_are_binary_and_not_read_by_level():
+  of = lambda size: numbers_lib.Numbers(specs.BoundedArray((size,), np.float32, 0, 1))
+  assert [of(113).num_outputs, of(114).num_outputs] == [113 * (1 + 9), 114 * 2]
+  assert [of(28).input_size, of(29).input_size] == [28 * (1 + 9), 29]
+  real = lambda size: numbers_lib.Numbers(specs.Array((size,), np.float32)).input_size
+  assert [real(7), real(8)] == [7 * (1 + 33), 8]
 
 
-def test_many_discrete_numbers_are_read_without_levels():
-  inputs_of = lambda size: (
-    numbers_lib.Numbers(specs.BoundedArray((size,), np.float32, 0, 1)).input_size
-  )
-  assert [inputs_of(28), inputs_of(29)] == [28 * (1 + 9), 29]
-
-
-@pytest.mark.parametrize('axes', [(), (4, 5)])
-def test_to_flat_inverts_read(axes):
+def test_to_flat_inverts_read():
+  axes = (4, 5)
   rng = np.random.default_rng(0)
   draw = {
     'alive': rng.uniform(size=axes) < 0.5,
@@ -241,11 +233,6 @@ def test_inputs_hold_standardised_reals_and_both_by_levels():
   assert low.dtype == jnp.bfloat16
 
 
-def test_many_reals_are_not_read_by_levels():
-  inputs_of = lambda size: numbers_lib.Numbers(specs.Array((size,), np.float32)).input_size
-  assert [inputs_of(7), inputs_of(8)] == [7 * (1 + 33), 8]
-
-
 def test_copy_gives_the_previous_numbers_at_no_loss():
   """The logits do not matter. A number that changed costs the log of the least share without a copy."""
   wrong = perfect([0, 1, 0, 1.0, 0.0])
@@ -300,13 +287,6 @@ def test_real_number_is_predicted_as_its_change_in_standard_deviations():
   np.testing.assert_allclose(error, [0, 0], atol=1e-6)
 
 
-def test_huge_error_costs_only_its_logarithm():
-  wrong = [*NUMBERS_READ[:5], np.log(4), -np.log(8) + 1e6]
-  loss, error, *_ = judge(outputs(**perfect(NUMBERS_READ)), NUMBERS_READ, wrong)
-  np.testing.assert_allclose(loss, np.log(1e12 / 2), rtol=1e-3)
-  np.testing.assert_allclose(error[1], 1e12, rtol=1e-3)
-
-
 def test_change_of_a_number_that_was_copied_for_long_has_a_gradient():
   """It has one also if its logits have followed; a clipped likelihood would have none."""
   levels = np.full((2, 9), -10.0)
@@ -318,14 +298,6 @@ def test_change_of_a_number_that_was_copied_for_long_has_a_gradient():
     grads = judge(stays, [0.0] * 7, numbers).grads
     assert grads[gate] > 0.01  # the gate closes
     assert grads[logit] < -0.5
-
-
-def test_prediction_is_the_same_without_jit():
-  before = np.float32([0.0, 1, 0, 1, 0, 3, 4])
-  arguments = outputs(gate=1.0, change=(1.0, -1.0)), before, READ
-  found, (loss, (error, *_)) = judge(*arguments), loss_of(*arguments, np.array(True), STATISTICS)
-  np.testing.assert_allclose(found.loss, loss, rtol=1e-5)
-  np.testing.assert_allclose(found.error, error, rtol=1e-5)
 
 
 def test_noise_of_a_perfectly_predicted_number_is_bounded():
@@ -381,13 +353,6 @@ def test_number_of_each_kind_has_a_change(index, value):
   np.testing.assert_allclose(change(with_number(index, value), NUMBERS_READ), -there, rtol=1e-4)
 
 
-def test_changes_of_several_numbers_add_up():
-  together = with_number(0, 0.0)
-  together[2] = 0.0
-  apart = change(NUMBERS_READ, with_number(0, 0.0)) + change(NUMBERS_READ, with_number(2, 0.0))
-  np.testing.assert_allclose(change(NUMBERS_READ, together), apart, rtol=1e-4, atol=1e-5)
-
-
 def test_loss_of_a_change_fits_its_mean_and_fits_the_variance_to_the_squared_error():
   observed = np.float32([1.0, 2.0])
   loss = lambda mean, variance: numbers_lib.Change(mean, variance).loss(observed)
@@ -400,12 +365,6 @@ def test_loss_of_a_change_fits_its_mean_and_fits_the_variance_to_the_squared_err
   )
   assert slope(0.5) < 0 < slope(2.0) and abs(slope(1.0)) < 1e-6
   assert pull(0.1) > pull(1.0) > 0  # less where noise is predicted, but never nothing
-
-
-def test_variance_of_a_change_is_bounded():
-  mean, variance = jax.jit(numbers_lib.Change.from_outputs)(np.float32([3, 4, 0, -100]))
-  np.testing.assert_allclose(mean, [3, 4])
-  np.testing.assert_allclose(variance, [1.05, 0.05])
 
 
 # Statistics of numbers.
@@ -439,15 +398,10 @@ def test_first_batch_sets_the_statistics():
   np.testing.assert_allclose(reals, [1, 0], atol=1e-3)
 
 
-def test_errors_above_the_standard_deviation_count_as_1():
-  statistics = follow(NUMBERS.initial_statistics(), [NUMBERS_READ] * 2, error=100.0)
-  np.testing.assert_array_equal(statistics['error'], [1, 1])
-
-
 def test_statistics_of_a_stream_converge_to_the_true_ones():
   """In the beginning they are the mean and deviation of all data so far."""
-  data = np.zeros((1500, 8, 7))
-  data[..., 5:] = np.random.default_rng(0).normal([3.0, -1.0], [2.0, 0.5], (1500, 8, 2))
+  data = np.zeros((800, 8, 7))
+  data[..., 5:] = np.random.default_rng(0).normal([3.0, -1.0], [2.0, 0.5], (800, 8, 2))
   statistics = NUMBERS.initial_statistics()
   for count, batch in enumerate(data, 1):
     statistics = followed(statistics, batch.astype(np.float32), np.float32(0.25))
@@ -494,9 +448,8 @@ def test_view_of_numbers_is_an_additional_input():
 around = jax.jit(numbers_lib.around)
 
 
-@hypothesis.settings(max_examples=30, deadline=None)
-@hypothesis.given(number=st.floats(0, 1), levels=st.sampled_from([2, 5, 9]))
-def test_number_around_a_level_inverts_levels(number, levels):
+@pytest.mark.parametrize('number', [0.0, 0.3, 0.625, 1.0])
+def test_number_around_a_level_inverts_levels(number, levels=9):
   distance = np.abs(number * (levels - 1) - np.arange(levels))
   two_hot = np.maximum(0, 1 - distance).astype(np.float32)
   np.testing.assert_allclose(around(np.argmax(two_hot), two_hot), number, atol=1e-5)
@@ -554,9 +507,7 @@ occurs = jax.jit(lambda probability: numbers_lib.occurs(probability, UNIFORM))
   ('probability', 'least', 'most'),
   [
     ([0.25] * 4, 1, 1),  # a thing enters one of four cells
-    ([0.3, 0.3], 0, 1),
     ([0.5, 0.3, 0.9], 1, 2),
-    ([1.0, 0.4, 0.6, 0.0], 2, 2),
     ([0.001] * 200, 0, 200),  # rare changes occur together, so that they are rare
   ],
 )
@@ -581,21 +532,11 @@ def test_number_that_ends_and_one_that_begins_change_together():
   assert not (changed[:, 3] & changed[:, 4]).any() and changed[:, 3:].any(axis=0).all()
 
 
-def test_certain_numbers_are_never_sampled_otherwise():
-  found = sample([1.0, 0.0, 1.0], np.eye(9)[2], [1, 0, 0, 2 * LEVEL, 8 * LEVEL, 0, 0])
-  np.testing.assert_allclose(found[:, :5], np.broadcast_to([1, 0, 1, 0.25, 0.25], (4096, 5)))
-
-
 def test_copy_has_no_bound_in_samples():
   copies = outputs(gate=30.0, bits=(-30.0, 30.0, -30.0))
   assert judge(copies, READ).bits[0][0] == pytest.approx(1 - numbers_lib.MAX_COPY, rel=0.01)
   unbounded = jax.jit(lambda *arguments: NUMBERS.predict(*arguments, STATISTICS, max_copy=1.0)[0])
   assert unbounded(copies, READ, True)[0][0] == 0
-
-
-def test_binary_numbers_that_lie_between_are_as_expected():
-  found = sample([0.3] * 3, np.eye(9)[2], NUMBERS_READ, statistics=SOFT)
-  np.testing.assert_allclose(found[:, :3], 0.3)
 
 
 def test_differences_tell_wrong_numbers_from_rounding():

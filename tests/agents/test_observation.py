@@ -30,28 +30,12 @@ def observe(*axes):
 
 
 @pytest.mark.parametrize('axes', [(), (4, 5)])
-def test_flatten_joins_leaves_under_any_leading_axes(axes):
-  flat = jax.jit(lambda observation: observation_lib.flatten(observation, SPEC))(observe(*axes))
+def test_join_concatenates_leaves_under_any_leading_axes(axes):
+  flat = jax.jit(lambda observation: observation_lib.join(observation, SPEC))(observe(*axes))
   assert flat.shape == (*axes, 7) and flat.dtype == jnp.float32
   # Leaves in the order of their names: map, self/alive, self/position; no mask.
-  expected = np.array([*np.log1p([1, 2, 3, 4, 1, 5]), -np.log1p(6)])
+  expected = np.array([1, 2, 3, 4, 1, 5, -6])
   np.testing.assert_allclose(flat, np.broadcast_to(expected, flat.shape), rtol=1e-6)
-
-
-def test_flatten_keeps_the_batch_apart():
-  spec = {'a': specs.Array((2,), np.float32), 'b': specs.Array((), np.float32)}
-  observation = {'a': np.arange(6, dtype=np.float32).reshape(3, 2), 'b': np.float32([0, 10, 20])}
-  expected = np.log1p([[0, 1, 0], [2, 3, 10], [4, 5, 20.0]])
-  flat = jax.jit(lambda observation: observation_lib.flatten(observation, spec))(observation)
-  np.testing.assert_allclose(flat, expected, rtol=1e-6)
-
-
-def test_flatten_takes_a_bare_array():
-  spec = specs.Array((2, 3), np.uint8)
-  observation = np.full((4, 2, 3), 255, np.uint8)
-  flat = jax.jit(lambda observation: observation_lib.flatten(observation, spec))(observation)
-  np.testing.assert_allclose(flat, np.full((4, 6), np.log(256.0)), rtol=1e-6)
-  assert observation_lib.action_mask(observation) is None
 
 
 def test_action_mask_is_found_and_left_out():
@@ -92,7 +76,7 @@ def test_images_are_encoded_by_their_bounds_and_left_out_of_the_numbers():
 
   @jax.jit
   def encode(observation):
-    flat = observation_lib.flatten(observation, spec)
+    flat = networks.symlog(observation_lib.join(observation, spec))
     return observation_lib.images(observation, PICTURES), flat
 
   (grey, heights, pixels), flat = encode(observation)
@@ -112,8 +96,8 @@ def test_images_are_encoded_by_their_bounds_and_left_out_of_the_numbers():
   assert observation_lib.without_images(SPEC) == SPEC
 
 
-def test_to_observation_inverts_flatten_and_images(make_dreamer, make_observation):
-  for name in ('masked', 'pictures', 'continuous'):
+def test_to_observation_inverts_join_and_images(make_dreamer, make_observation):
+  for name in ('masked', 'pictures'):
     dreamer = make_dreamer(name)
     spec = dreamer.model.observation_spec
     observation = make_observation(dreamer, np.random.default_rng(0), 2, 3)
@@ -121,7 +105,7 @@ def test_to_observation_inverts_flatten_and_images(make_dreamer, make_observatio
     @jax.jit
     def through(observation, spec=spec):
       numbers = observation_lib.without_images(spec)
-      flat = networks.symexp(observation_lib.flatten(observation, numbers))
+      flat = observation_lib.join(observation, numbers)
       return observation_lib.to_observation(flat, observation_lib.images(observation, spec), spec)
 
     jax.tree.map(
@@ -129,13 +113,6 @@ def test_to_observation_inverts_flatten_and_images(make_dreamer, make_observatio
       through(observation),
       observation_lib.without_mask(observation),
     )
-
-
-def test_number_between_two_levels_is_two_hot():
-  codec = observation_lib.Codec(specs.BoundedArray((2,), np.float32, 0, 1), levels=5)
-  (inputs,) = jax.jit(codec.encode)(np.float32([[0.25, 0.875]]))
-  expected = [np.log1p(0.25), np.log1p(0.875), 0, 1, 0, 0, 0, 0, 0, 0, 0.5, 0.5]
-  np.testing.assert_allclose(inputs[0], expected, atol=1e-6)
 
 
 # Views.
@@ -162,17 +139,25 @@ def test_view_is_a_function_of_its_leaf(axes):
 
 
 @pytest.mark.parametrize('symlog', [True, False])
-def test_categories_are_also_encoded_one_hot(symlog):
+def test_categories_are_also_encoded_one_hot_and_unit_numbers_by_level(symlog):
   spec = {
     'dial': specs.BoundedArray((2,), np.int32, -1, 2),
     'real': specs.Array((1,), np.float32),
     'room': specs.DiscreteArray(5),
+    'unit': specs.BoundedArray((1,), np.float32, 0, 1),
   }
-  codec = observation_lib.Codec(spec, symlog=symlog)
-  seen = {'dial': np.array([[-1, 2]]), 'real': np.float32([[9.5]]), 'room': np.array([3])}
+  codec = observation_lib.Codec(spec, levels=5, symlog=symlog)
+  seen = {
+    'dial': np.array([[-1, 2]]), 'real': np.float32([[9.5]]), 'room': np.array([3]),
+    'unit': np.float32([[0.875]]),
+  }  # fmt: skip
   (found,) = jax.jit(codec.encode)(seen)
-  np.testing.assert_allclose(found[0, 4:12], [1, 0, 0, 0, 0, 0, 0, 1], atol=1e-5)
-  np.testing.assert_allclose(found[0, 12:], np.eye(5)[3], atol=1e-5)
+  numbers = np.array([-1, 2, 9.5, 3, 0.875])
+  expected = np.sign(numbers) * np.log1p(abs(numbers)) if symlog else numbers
+  np.testing.assert_allclose(found[0, :5], expected, rtol=1e-5)
+  np.testing.assert_allclose(found[0, 5:10], [0, 0, 0, 0.5, 0.5], atol=1e-5)
+  np.testing.assert_allclose(found[0, 10:18], [1, 0, 0, 0, 0, 0, 0, 1], atol=1e-5)
+  np.testing.assert_allclose(found[0, 18:], np.eye(5)[3], atol=1e-5)
 
 
 NUMBERS = functools.partial(specs.BoundedArray, dtype=np.float32, minimum=0, maximum=1)

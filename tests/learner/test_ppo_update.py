@@ -1,7 +1,5 @@
 """PPO's update: every part learns, devices agree, minibatches follow the environments."""
 
-import functools
-
 import hypothesis
 import jax
 import jax.numpy as jnp
@@ -28,9 +26,12 @@ def ppo():
   return make_ppo()
 
 
+ANNEALED = 1000 * BATCH * NUM_STEPS  # steps at which the learning rate of `one_device` is 0
+
+
 @pytest.fixture(scope='module')
 def one_device(ppo):
-  return make_trainer(ppo)
+  return make_trainer(ppo, max_environment_steps=ANNEALED)
 
 
 def test_one_update_changes_every_module(ppo, one_device):
@@ -46,9 +47,14 @@ def test_one_update_changes_every_module(ppo, one_device):
 
 
 @pytest.mark.parametrize('memory', [0, 4])
-def test_eight_devices_take_the_step_of_one(memory):
-  ppo = make_ppo(recurrent_size=memory)
-  trainers = [make_trainer(ppo, count, num_minibatches=2) for count in (1, 8)]
+def test_eight_devices_take_the_step_of_one(memory, ppo, one_device):
+  if memory:
+    ppo = make_ppo(recurrent_size=memory)
+  options = {'max_environment_steps': ANNEALED}
+  trainers = [
+    make_trainer(ppo, **options) if memory else one_device.begin(),
+    make_trainer(ppo, 8, **options),
+  ]
   batch = make_batch(ppo)
   expected, found = (trainer.step(batch) for trainer in trainers)
   for name, value in expected.items():
@@ -61,22 +67,17 @@ def test_eight_devices_take_the_step_of_one(memory):
     jax.tree.map(np.testing.assert_array_equal, eight, trainers[1].arrays(device))
 
 
-# Two numbers have one sum in any order; of eight, gloo adds in another order than one process.
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-  ('each', 'tolerance'), [(1, 0.0), pytest.param(4, 1e-6, marks=pytest.mark.faults)]
-)
-def test_two_processes_take_the_steps_of_one_of_as_many_devices(ppo, processes, each, tolerance):
-  both = processes('ppo', 3, 'starve', devices=each)
-  single = make_trainer(ppo, 2 * each)
+def test_two_processes_take_the_steps_of_one_of_as_many_devices(ppo, processes):
+  both = processes('ppo', 3, 'starve', devices=1)
+  single = make_trainer(ppo, 2)
   for seed in range(3):
     single.step(make_batch(ppo, seed))
   both.wait_for(lambda: 3 in both.saved(), 'three updates')
   saved = checkpoint.Checkpointer(both.folder / 'checkpoints', read_only=True)
   expected = single.arrays()
   found, _ = saved.restore(stale_filter.saved_shapes(expected))
-  same = functools.partial(np.testing.assert_allclose, rtol=0, atol=tolerance)
-  jax.tree.map(same, found.train, expected)
+  jax.tree.map(np.testing.assert_array_equal, found.train, expected)
   # One of them also reads an old sequence with each batch. All are counted before the next batch is
   # read, and before parameters are published, for which `process.py` makes the other one wait.
   published = [both.folder / f'published-{version}' for version in range(4)]
@@ -90,25 +91,16 @@ def test_two_processes_take_the_steps_of_one_of_as_many_devices(ppo, processes, 
   assert both.end(0, seconds=30) != 0
 
 
-def test_updates_are_traced_once(ppo, one_device):
-  one_device.begin()
-  for seed in range(3):
-    one_device.step(make_batch(ppo, seed))
-  assert one_device.traces == 1
-
-
-def test_each_update_has_its_own_key(ppo, one_device):
+def test_updates_are_traced_once_and_each_has_its_own_key(ppo, one_device):
   one_device.begin()
   keys = []
-  for _ in range(3):
+  for seed in range(3):
     keys.append(tuple(one_device.arrays().key))
-    one_device.step(make_batch(ppo))
-  assert len(set(keys)) == 3
+    one_device.step(make_batch(ppo, seed))
+  assert len(set(keys)) == 3 and one_device.traces == 1
 
 
-@pytest.mark.parametrize('memory', [0, 4])
-def test_no_key_is_used_twice(memory):
-  ppo = make_ppo(recurrent_size=memory)
+def test_no_key_is_used_twice(ppo):
   made = make_update(ppo)
   batch = jax.tree.map(lambda x: jnp.asarray(x)[None], make_batch(ppo))
   with jax.debug_key_reuse(True):  # noticed when it is traced
@@ -117,8 +109,8 @@ def test_no_key_is_used_twice(memory):
     jax.eval_shape(jax.vmap(made.update, axis_name=devices.DEVICES), replica, batch)
 
 
-def test_update_raises_the_probability_of_the_better_action(ppo):
-  trainer = make_trainer(ppo, learning_rate=3e-3)
+def test_update_raises_the_probability_of_the_better_action(ppo, one_device):
+  trainer = one_device.begin()
   batch = make_batch(ppo)
   action = np.random.default_rng(1).integers(0, 3, batch.action.shape).astype(np.int32)
   everything = batch.observation | {'action_mask': np.ones((*action.shape, 3), bool)}
@@ -134,7 +126,7 @@ def test_update_raises_the_probability_of_the_better_action(ppo):
   def likelihood():
     params = jax.tree.map(jnp.asarray, trainer.arrays().params)
     outputs, value = apply(params, batch.observation['features'])
-    policy = network.policy(outputs, None)
+    policy = network.actions.policy(outputs, None)
     return (
       policy.log_prob(jnp.asarray(action)),
       value,
@@ -154,16 +146,16 @@ def test_update_raises_the_probability_of_the_better_action(ppo):
   assert likelihood()[2] > 0.6
 
 
-def test_learning_rate_anneals_to_zero_over_the_run(ppo):
-  end = 4 * BATCH * NUM_STEPS
-  trainer = make_trainer(ppo, max_environment_steps=end)
-  rates = [trainer.step(make_batch(ppo, seed))['ppo/learning_rate'] for seed in range(6)]
-  np.testing.assert_allclose(rates, [1e-2, 7.5e-3, 5e-3, 2.5e-3, 0, 0], rtol=1e-5, atol=1e-9)
-  before = trainer.arrays().params
-  trainer.step(make_batch(ppo))
-  jax.tree.map(np.testing.assert_array_equal, before, trainer.arrays().params)
-  constant = make_trainer(ppo, max_environment_steps=end, anneal=False)
-  assert [constant.step(make_batch(ppo))['ppo/learning_rate'] for _ in range(5)][-1] > 9e-3
+def test_learning_rate_anneals_to_zero_over_the_run(ppo, one_device):
+  before, rates = one_device.begin().arrays().params, []
+  for environment_step in (ANNEALED + 1, ANNEALED // 4):
+    halves = jnp.array([[environment_step, 0]], jnp.uint32)
+    one_device.state = one_device.state._replace(environment_step=halves)
+    rates.append(one_device.step(make_batch(ppo))['ppo/learning_rate'])
+    if environment_step > ANNEALED:
+      jax.tree.map(np.testing.assert_array_equal, before, one_device.arrays().params)
+  np.testing.assert_allclose(rates, [0, 7.5e-3], rtol=1e-5)
+  assert make_update(ppo, 1, ANNEALED, anneal=False).anneal_until is None
 
 
 def test_environment_steps_are_counted_beyond_32_bits(ppo, one_device):
@@ -194,10 +186,8 @@ AUTO = learner_config.PPOLearnerConfig()
   [
     (256, 128, (4, 4, 2.5e-4)),
     (512, 128, (8, 2, 2.5e-4)),
-    (1024, 128, (16, 2, 1.25e-4)),
     (2048, 128, (32, 2, 6.25e-5)),
     (4, 128, (4, 4, 2.5e-4)),
-    (64, 128, (4, 4, 2.5e-4)),
     (4096, 16, (8, 2, 2.5e-4)),
     (65536, 16, (128, 2, 1.5625e-5)),
   ],
@@ -216,7 +206,7 @@ def test_auto_scale_keeps_set_numbers_and_scales_the_rate():
   assert scale(num_minibatches=8, num_epochs=1, learning_rate=1.0) == (8, 1, 1.0)
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=30, deadline=None)
 @hypothesis.given(
   local=st.integers(1, 300), num_steps=st.integers(1, 200), num_devices=st.sampled_from([1, 2, 8]),
   recurrent=st.booleans(),
@@ -264,7 +254,7 @@ def test_impossible_number_is_refused_by_name(name):
     learner_config.PPOLearnerConfig(**{name: 0})
 
 
-@pytest.mark.parametrize(('memory', 'minibatches'), [(0, 2), (0, 4), (0, 12), (4, 4)])
+@pytest.mark.parametrize(('memory', 'minibatches'), [(0, 4), (4, 4)])
 def test_each_epoch_reads_every_step_once(memory, minibatches):
   """Steps carry their number as their value; the loss is replaced by one that returns it."""
   ppo = make_ppo(recurrent_size=memory)

@@ -19,21 +19,6 @@ PPO = (
 
 
 @pytest.mark.timeout(600)
-def test_node_that_keeps_failing_ends_the_run(folder):
-  # The learner of PPO compiles fastest.
-  run = runs.Launch(folder, *PPO, 'max_environment_steps=100000000', agent='ppo')
-  run.wait_for(lambda: run.pid('learner') is not None, 'the learner')
-  # A file in place of a folder: the learner cannot write a checkpoint.
-  run.wait_for(lambda: (folder / 'checkpoints').exists(), 'the folder')
-  (folder / 'checkpoints').rmdir()
-  (folder / 'checkpoints').write_text('')
-  assert run.end() == 1, run.words()
-  assert 'learner failed again and again' in run.words()
-  assert 'checkpoints' in (folder.parent / 'output.txt').read_text()
-  assert runs.living(folder) == []
-
-
-@pytest.mark.timeout(600)
 def test_ppo_with_actors_resumes_after_its_learner_was_killed(folder):
   # max_minutes restarts with the learner, so the run cannot end before the kill unnoticed.
   options = ('max_environment_steps=100000000', 'max_minutes=0.2')
