@@ -63,7 +63,7 @@ WITH_CORE := PYENV_VERSION=$(CORE_PYTHON)
 # These test the differences there: no Reverb, replay in device memory, and another JAX, which compiles
 # fused runs of both agents, and the first section of `bench accelerator`; and the extra `onnx`.
 CORE_TESTS := $(addprefix tests/,launch/run/test_without_distributed.py launch/run/test_host_in_one_process.py \
-  learner/test_bench.py learner/test_stepped.py \
+  launch/bench/test_speed.py learner/test_stepped.py \
   launch/interface/test_onnx.py learner/test_fused.py::test_stopped_run_resumes_bitwise actors/environments/test_catch.py \
   actors/environments/test_wrappers.py replay/test_buffer.py)
 
