@@ -75,10 +75,9 @@ def platform() -> str:
 
 
 def sections(preset: str, folder: pathlib.Path, *, rehearse: bool = False) -> list[Section]:
-  """Lists all sections, the most important ones first.
+  """Lists all sections, the most important ones first; the last one trains as long as time is left.
 
-  The last one trains for as long as time is left, unless it is a rehearsal: a test on the CPU with the
-  smallest sizes and times. Each training run gets a folder in `folder`.
+  A rehearsal is a test on the CPU with the smallest sizes and times. Training runs are in `folder`.
   """
   tiny = ['--set', *_TINY] if rehearse else []
   batches, horizons = ([2], [2]) if rehearse else (_BATCHES, _HORIZONS)
@@ -231,21 +230,13 @@ def _run(folder: pathlib.Path) -> dict[str, Any]:
 def accelerator(
   out: pathlib.Path | None, minutes: float, names: Sequence[str] | None, *, rehearse: bool
 ) -> int:
-  """Runs `bench accelerator`: measures the sections that the output file lacks.
+  """Measures the sections, by default all, that the file `out` lacks; returns the exit code, see `measure`.
 
-  Args:
-    out: the output file, .json; logs and runs go to a folder of the same name without the suffix.
-      None: runs/accelerator.json, or runs/accelerator-rehearsal.json.
-    minutes: time limit of all sections together.
-    names: names of the sections to measure; None for all.
-    rehearse: whether to measure the smallest sizes on the CPU.
-
-  Returns:
-    The exit code, see `measure`.
+  Logs and runs go to a folder of the file's name without its suffix. `rehearse` measures the smallest
+  sizes on the CPU.
 
   Raises:
-    ValueError: a flag is invalid, there is no accelerator, a section does not exist, or the file is
-      not one of this command.
+    ValueError: a flag is invalid, there is no accelerator, or the file is not one of this command.
   """
   if not 0 < minutes < math.inf:
     raise ValueError(f'--minutes {minutes:g}: must be positive')
@@ -278,8 +269,7 @@ def measure(
 ) -> int:
   """Measures the sections that a report lacks, one after the other, on all cores, within some minutes.
 
-  A section that fails is written with its error, and is measured again by the next call. Returns the
-  exit code: 0, 1 if a section failed, or 130 after Ctrl-C.
+  A failed section is written with its error. Returns 0, 1 if one failed, or 130 after Ctrl-C.
   """
   logs.mkdir(parents=True, exist_ok=True)
   deadline = time.monotonic() + 60 * minutes

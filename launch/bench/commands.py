@@ -56,7 +56,7 @@ def _add_accelerator(parsers: Any) -> None:
   add('--out', type=pathlib.Path, metavar='FILE',
       help='the file (default: runs/accelerator.json, or -rehearsal.json)')  # fmt: skip
   add('--minutes', type=float, default=38.0, metavar='N', help='for all (default: 38)')
-  add('--sections', nargs='+', metavar='NAME', help='(default: all)')
+  add('--sections', nargs='+', action='extend', metavar='NAME', help='(default: all)')
   add('--rehearse', action='store_true', help='smallest sizes, on the CPU')
   parser.set_defaults(call=_accelerator)
 
@@ -70,7 +70,8 @@ def _add_learning(parsers: Any) -> None:
     'stopped; once all rows are there, it only prints the table.',
   )  # fmt: skip
   add = parser.add_argument
-  add('--environments', nargs='+', metavar='NAME', help='of the suite (default: all of it)')
+  add('--environments', nargs='+', action='extend', metavar='NAME',
+      help='of the suite (default: all of it)')  # fmt: skip
   add('--agents', nargs='+', default=['dreamer', 'ppo'], metavar='NAME',
       help=f'of {", ".join(records.AGENTS)} (default: dreamer ppo)')  # fmt: skip
   add('--seeds', type=int, nargs='+', default=[0, 1, 2], metavar='N', help='(default: 0 1 2)')

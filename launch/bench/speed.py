@@ -18,7 +18,6 @@ from concurrent import futures
 from multiprocessing import connection
 from typing import Any, NamedTuple
 
-import dm_env
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -105,13 +104,11 @@ def learner(
     config: config of the run.
     name: part of the names of its figures.
     seconds: duration of each measurement, after a warm-up.
-    phases: whether world model and imagination are also measured by themselves.
+    phases: whether the world model's gradient and the imagination are also measured by themselves.
 
   Returns:
-    Figures: seconds to trace and compile, number of parameters, peak bytes, and the rate of a plain
-    matrix product; imagined steps, seconds of an update (median), updates, replayed and imagined steps
-    per second, and the rate of the update's matrix products, whose limit is the rate of the plain one.
-    `phases` adds the seconds of the world model's gradient, of the dream, and of the rest.
+    Figures: among others the seconds of an update (median), replayed and imagined steps per second, and
+    the rate of the update's matrix products, whose limit is the rate of a plain product.
 
   Raises:
     ValueError: the run has another agent.
@@ -133,6 +130,9 @@ def learner(
   # The result of `pmap` has `lower` in every version of JAX, and no `trace` from JAX 0.11 on.
   compiled = update.lower(replica, sequence).compile()
   compile_seconds = time.perf_counter() - began
+  memory = compiled.memory_analysis()
+  peak = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+  peak -= memory.alias_size_in_bytes
   always, *by_loop = matmul_flops(jax.make_jaxpr(update)(replica, sequence).jaxpr)
   horizon = agent.horizon_max
   chunks = math.ceil(horizon / agent.steps_per_chunk)
@@ -147,7 +147,7 @@ def learner(
   figures = [
     Figure(f'{name}/compile', compile_seconds, 's'),
     Figure(f'{name}/parameters', sum(x.size for x in jax.tree.leaves(state.params)), ''),
-    Figure(f'{name}/memory', _peak_bytes(compiled), 'bytes'),
+    Figure(f'{name}/memory', float(peak), 'bytes'),
     Figure(f'matmul/{agent.compute_dtype}', limit, 'FLOP/s'),
     Figure(f'{name}/horizon', horizon, 'steps'),
     Figure(name, duration, 's'),
@@ -198,26 +198,19 @@ def _phases(
 
 
 def random_batch(schema: Any, count: int) -> experience.Sequence:
-  """Random sequences [count, T, ...], in the middle of an episode, in which all actions are legal.
-
-  Args:
-    schema: tree of jax.ShapeDtypeStruct of one sequence.
-    count: number of sequences.
-  """
+  """Random sequences [count, T, ...] of a schema, in the middle of an episode; all actions are legal."""
   rng = np.random.default_rng(0)
 
   def draw(path: Any, leaf: Any) -> np.ndarray:
     shape, dtype = (count, *leaf.shape), np.dtype(leaf.dtype)
-    if observation_lib.ACTION_MASK in jax.tree_util.keystr(path):
-      return np.ones(shape, dtype)
+    name = jax.tree_util.keystr(path)
+    if name in ('.step_type', '.discount') or observation_lib.ACTION_MASK in name:
+      return np.full(shape, 1, dtype)  # which is MID
     values = rng.integers(0, 2, shape) if dtype.kind in 'biu' else rng.normal(size=shape)
     return values.astype(dtype)
 
   drawn: experience.Sequence = jax.tree_util.tree_map_with_path(draw, schema)
-  return drawn._replace(
-    step_type=np.full_like(drawn.step_type, int(dm_env.StepType.MID)),
-    discount=np.ones_like(drawn.discount),
-  )
+  return drawn
 
 
 def matmul_flops(jaxpr: Any) -> list[float]:
@@ -271,25 +264,8 @@ def _matmul_rate(dtype: Any, seconds: float) -> float:
   return 2 * size**3 / statistics.median(_durations(run, None, seconds))
 
 
-def _peak_bytes(compiled: Any) -> float:
-  """Peak memory of a program: state, batch and temporaries."""
-  memory = compiled.memory_analysis()
-  return float(
-    memory.argument_size_in_bytes
-    + memory.output_size_in_bytes
-    - memory.alias_size_in_bytes
-    + memory.temp_size_in_bytes
-  )
-
-
 def _durations(run: Callable[[Any], Any], state: Any, seconds: float) -> list[float]:
-  """Seconds of each round, of at least 3, after a warm-up round.
-
-  Args:
-    run: does one round: takes the result of the round before, and returns its own.
-    state: argument of the first round.
-    seconds: time to spend on rounds.
-  """
+  """Seconds of each round, at least 3, after a warm-up round; `run` takes the result of the round before."""
   state = jax.block_until_ready(run(state))
   durations: list[float] = []
   while len(durations) < _MIN_ROUNDS or sum(durations) < seconds:
@@ -304,13 +280,8 @@ def environments(
 ) -> list[Figure]:
   """Measures an environment under vmap, with auto-reset and random legal actions.
 
-  On a CPU the environments are divided over one process per core, each like an actor of a run. On
-  an accelerator this process steps all of them.
-
-  Args:
-    config: config of a run in the environment.
-    num_envs: numbers of parallel environments, each of which is measured.
-    seconds: length of each measurement, after a warm-up.
+  On a CPU each of `num_envs`, numbers of parallel environments, is divided over one process per core, each
+  like an actor of a run. On an accelerator this process steps all of them.
 
   Returns:
     For each number: steps per second of all processes together, whose limit is the rate at which they
@@ -417,13 +388,8 @@ def _step(
 def replay(config: launch_config.ExperimentConfig, *, stored: int, seconds: float) -> list[Figure]:
   """Measures Reverb servers in child processes, with the same clients as actors and learner use.
 
-  Sequences are random, so they hardly compress; a batch has BATCH, half of each of two strata, which
-  are full. The rate limiter blocks nothing.
-
-  Args:
-    config: config of a run, whose sequences and number of shards are used.
-    stored: sequences in all servers together.
-    seconds: length of each measurement.
+  `stored` random sequences of a run, which hardly compress, fill two strata; a batch has BATCH, half of
+  each. The rate limiter blocks nothing.
 
   Returns:
     Sequences per second of inserting and sampling, with the CPU time per sequence of client and servers;
@@ -567,8 +533,8 @@ def run(config: launch_config.ExperimentConfig, name: str, seconds: float) -> li
     f'max_minutes={seconds / 60}', f'max_environment_steps={_ENDLESS}', 'evaluator.period=1000000',
     'evaluator.final_episodes=1', 'tensorboard=false',
   ]  # fmt: skip
-  with tempfile.TemporaryDirectory(prefix='hephaestus-speed-') as folder:
-    folder = pathlib.Path(folder) / 'run'
+  with tempfile.TemporaryDirectory(prefix='hephaestus-speed-') as place:
+    folder = pathlib.Path(place) / 'run'
     folder_lib.open_run(folder, launch_config.override(config, changes))
     command = [*jobs.COMMAND, 'train', '--trust', '--run', str(folder)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
