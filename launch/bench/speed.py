@@ -334,10 +334,10 @@ def _begin(environment: dict[str, str], barrier: Any) -> None:
   _barrier = barrier
 
 
-def _processes() -> Any:
-  """Context of processes that fork from one that has imported this module, and has run nothing."""
+def _processes(*modules: str) -> Any:
+  """Context of processes that fork from one that has imported this module and others, and has run nothing."""
   context = multiprocessing.get_context('forkserver')
-  context.set_forkserver_preload([__name__])
+  context.set_forkserver_preload([__name__, *modules])
   return context
 
 
@@ -393,8 +393,8 @@ def replay(config: launch_config.ExperimentConfig, *, stored: int, seconds: floa
 
   Returns:
     Sequences per second of inserting and sampling, with the CPU time per sequence of client and servers;
-    bytes per second of publishing and fetching PARAMETERS, at the median of the latencies, and their
-    99th percentile. The limit is the rate of copying in memory by one thread.
+    bytes per second of publishing and fetching PARAMETERS, at the median of the latencies, which follows
+    with their 99th percentile. The limit is the rate of copying in memory by one thread.
 
   Raises:
     ValueError: `stored` is too small.
@@ -440,6 +440,7 @@ def replay(config: launch_config.ExperimentConfig, *, stored: int, seconds: floa
         name = f'replay/parameters/{size:g}_MB/{way}'
         figures += [
           Figure(name, 1e6 * size / median, 'bytes/s', bandwidth),
+          Figure(f'{name}/median', median, 's'),
           Figure(f'{name}/p99', late, 's'),
         ]
   return figures
@@ -448,7 +449,7 @@ def replay(config: launch_config.ExperimentConfig, *, stored: int, seconds: floa
 @contextlib.contextmanager
 def _servers(config: tables.ReplayConfig, schema: Any) -> Iterator[tuple[list[str], list[int]]]:
   """Context of replay servers in child processes; yields the addresses and PIDs of the shards."""
-  context, started, addresses = _processes(), [], []
+  context, started, addresses = _processes('reverb'), [], []
   try:
     for _ in range(config.num_shards):
       here, there = context.Pipe()
