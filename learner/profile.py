@@ -35,22 +35,14 @@ class Span(NamedTuple):
 
 
 def parse(text: str) -> Span:
-  """Parses START:STOP, two learner steps.
-
-  Raises:
-    ValueError: the text has another form, STOP is not above START, or the span exceeds MOST_UPDATES.
-  """
+  """Parses START:STOP, two learner steps; ValueError for another form, or more than MOST_UPDATES."""
   start, separator, stop = text.partition(':')
   if not (separator and start.isdecimal() and stop.isdecimal()):
     raise ValueError(f'--profile {text}: write it as START:STOP, two updates such as 100:110')
   span = Span(int(start), int(stop))
-  if span.stop <= span.start:
+  if not 0 < span.stop - span.start <= MOST_UPDATES:
     raise ValueError(
-      f'--profile {text}: STOP must be above START, as in {span.start}:{span.start + 10}'
-    )
-  if span.stop - span.start > MOST_UPDATES:
-    raise ValueError(
-      f'--profile {text}: at most {MOST_UPDATES} updates, as in {span.start}:{span.start + 10}; no '
+      f'--profile {text}: from 1 to {MOST_UPDATES} updates, as in {span.start}:{span.start + 10}; no '
       'viewer opens a trace of more'
     )
   return span
@@ -135,7 +127,10 @@ class Profiler:
 
     try:
       self._folder.mkdir(parents=True, exist_ok=True)
-      jax.profiler.start_trace(str(self._folder), **_options())
+      options = jax.profiler.ProfileOptions()
+      options.host_tracer_level = 3  # operations on a CPU
+      options.python_tracer_level = 0  # and not Python's calls
+      jax.profiler.start_trace(str(self._folder), profiler_options=options)
       self._annotation.enter_context(jax.profiler.TraceAnnotation(PROFILED))
     except Exception as error:  # as above, or another trace is being made
       logging.warning('Nothing is traced: %s', error)
@@ -144,30 +139,10 @@ class Profiler:
     self._first, self._began = step, time.monotonic()
 
 
-def _options() -> dict[str, Any]:
-  """Keyword arguments of `start_trace`: trace operations on a CPU, and not Python's calls."""
-  import jax
-
-  make = getattr(jax.profiler, 'ProfileOptions', None)
-  if make is None:
-    return {}
-  options = make()
-  options.host_tracer_level = 3
-  options.python_tracer_level = 0
-  return {'profiler_options': options}
-
-
 def report(span: Span, run: pathlib.Path) -> str:
-  """Describes the traces of a span: a line for each node, and where to open them.
+  """Describes the traces of a span in a run's folder: a line for each node, and where to open them.
 
   Each trace is written once more for Perfetto, under a fixed name.
-
-  Args:
-    span: the updates that were traced.
-    run: folder of the run.
-
-  Returns:
-    The text, of several lines.
   """
   folder = span.folder(run)
   nodes = sorted(folder.glob(f'*/{_DONE}'), key=lambda path: path.parent.name != 'learner')

@@ -11,7 +11,14 @@ import jax.numpy as jnp
 from hephaestus.agents import agent as agent_lib
 from hephaestus.agents import experience
 from hephaestus.agents import observation as observation_lib
-from hephaestus.agents.dreamer import actor_critic, foresight, intrinsic, modules, rssm, world_model
+from hephaestus.agents.dreamer import (
+  actor_critic,
+  comparison,
+  intrinsic,
+  modules,
+  rssm,
+  world_model,
+)
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import memory as memory_lib
 from hephaestus.agents.dreamer import slots as slots_lib
@@ -75,7 +82,7 @@ def make_dreamer(
     stored_state=lambda state: state.recurrent,
     act=acting.act,
     explain=functools.partial(acting.act, explain=True) if policy.discrete else None,
-    foresee=functools.partial(foresight.foresee, model, policy),
+    foresee=functools.partial(comparison.foresee, model, policy),
     exploring=acting.exploring if policy.explores else None,
     noise=acting.noise,
   )

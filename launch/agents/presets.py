@@ -44,7 +44,7 @@ def gpu(environment: str) -> launch_config.ExperimentConfig:
   """The dreamer on one GPU and its host's CPU cores: the full model, two actors."""
   return launch_config.ExperimentConfig(
     environment={'name': environment},
-    agent=dreamer_config.DreamerConfig(starts_per_sequence=16),
+    agent=dreamer_config.SIZES['full'],
     replay=tables.ReplayConfig(
       strata=(
         tables.Stratum(name='frontier', max_size=2048, share=0.5),

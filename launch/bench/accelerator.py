@@ -6,12 +6,10 @@ process at a time, and a section that runs out of memory does not end the others
 
 import datetime
 import importlib.metadata
-import itertools
 import json
 import math
 import os
 import pathlib
-import statistics
 import subprocess
 import sys
 import time
@@ -19,6 +17,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 from hephaestus.launch.agents import machine
+from hephaestus.launch.bench import speed
 from hephaestus.launch.bench.learning import runs, scores
 from hephaestus.launch.files import metrics
 from hephaestus.launch.processes import jobs
@@ -33,8 +32,8 @@ _FUSED = (
 )  # fmt: skip
 _TINY: Sequence[str] = (
   'agent.deterministic_size=16', 'agent.hidden_size=16', 'agent.horizon_max=8', 'agent.ensemble_size=1',
-  'learner.batch_size=4', 'actor.num_envs=4', 'actor.sequence_length=8', 'evaluator.final_episodes=2',
-  'evaluator.num_episodes=2', 'learner.log_period=1', 'replay.strata[1].max_size=512',
+  'learner.batch_size=4', 'actor.num_envs=4', 'actor.sequence_length=8', 'evaluator.num_episodes=2',
+  'replay.strata[1].max_size=512',
 )  # fmt: skip
 _PLATFORM = 'import jax; print(jax.devices()[0].platform)'
 # Peak FLOP/s in dense bfloat16 by the makers' data sheets, by the beginning of a device's name.
@@ -61,9 +60,7 @@ class Section(NamedTuple):
 
 
 def platform() -> str:
-  """Name of JAX's platform, such as 'gpu' or 'tpu', found in a child process.
-
-  The child process exits, so that the accelerator is free for other processes.
+  """Name of JAX's platform, such as 'gpu' or 'tpu', found in a child process, which leaves it free.
 
   Raises:
     ValueError: it is the CPU, or JAX does not start.
@@ -78,39 +75,42 @@ def platform() -> str:
 
 
 def sections(preset: str, folder: pathlib.Path, *, rehearse: bool = False) -> list[Section]:
-  """Lists all sections, the most important ones first.
+  """Lists all sections, the most important ones first; the last one trains as long as time is left.
 
-  The last one trains for as long as time is left, unless it is a rehearsal: a test on the CPU with the
-  smallest sizes and times. Each training run gets a folder in `folder`.
+  A rehearsal is a test on the CPU with the smallest sizes and times. Training runs are in `folder`.
   """
-  if rehearse:
-    tiny, batches, horizons = _TINY, [2], [2]
-    size = ['--size', 'laptop', '--ensemble', '1', '--length', '4']
-    # A CPU that others use as well may take minutes to compile.
-    seconds, limit, long_limit, training, longest = '0.1', 600.0, 600.0, 5.0, 5.0
-  else:
-    tiny, batches, horizons, size = (), _BATCHES, _HORIZONS, ['--size', 'full']
-    seconds, limit, long_limit, training, longest = '5', 150.0, 300.0, 240.0, math.inf
-  learner = ['bench', 'learner', '--json', '--seconds', seconds]
-  of_size = [*learner, *size, '--boredom', '0']
-  fused = ['train', '--fused', '--preset', preset]
+  tiny = ['--set', *_TINY] if rehearse else []
+  batches, horizons = ([2], [2]) if rehearse else (_BATCHES, _HORIZONS)
+  # A CPU that others use as well may take minutes to compile.
+  limit, long_limit = (600.0, 600.0) if rehearse else (150.0, 300.0)
+  training, longest = (5.0, 5.0) if rehearse else (240.0, math.inf)
+  learner = ['bench', 'speed', 'learner', '--json', '--seconds', '0.1' if rehearse else '5', *tiny]
+  of_size = [*learner, '--size', 'laptop' if rehearse else 'full']
+  update = [*learner, '--preset', preset]
+  fused = ['train', '--fused', '--preset', preset, *tiny]
   catch, craftax = ['--env', 'catch'], ['--env', 'craftax/Craftax-Classic-Symbolic-v1']
-  small = ['--set', *tiny[:5]] if tiny else []
-  update = [*learner, '--preset', preset, '--boredom', '0', *small]
+  ending = ['--set', *_FUSED]
   return [
-    Section('learner', [*of_size, '1', '--phases'], long_limit),
+    Section('learner', [*of_size, '--phases'], long_limit),
     Section('update', [*update, *catch], limit),
     Section('update/craftax', [*update, *craftax], limit),
-    Section('fused', [*fused, *catch, '--set', *_FUSED, *tiny], training, folder / 'fused'),
-    *(Section(f'batch/{size}', [*of_size, '--batch', str(size)], limit) for size in batches),
+    Section('fused', [*fused, *catch, *ending], training, folder / 'fused'),
     *(
-      Section(f'horizon/{steps}', [*of_size, '--horizon', str(steps)], limit) for steps in horizons
+      Section(f'batch/{size}', [*of_size, '--set', f'learner.batch_size={size}'], limit)
+      for size in batches
+    ),
+    *(
+      Section(
+        f'horizon/{steps}',
+        [*of_size, '--set', f'agent.horizon_max={steps}', f'agent.horizon_min={steps}'],
+        limit,
+      )
+      for steps in horizons
     ),
     Section(
-      'craftax', [*fused, *craftax, '--steps', '1000000', '--set', *_FUSED, *tiny],
-      longest, folder / 'craftax',
+      'craftax', [*fused, *craftax, '--steps', '1000000', *ending], longest, folder / 'craftax'
     ),
-  ]  # fmt: skip
+  ]
 
 
 class Report:
@@ -215,24 +215,13 @@ def _figures(output: pathlib.Path) -> dict[str, Any]:
 
 def _run(folder: pathlib.Path) -> dict[str, Any]:
   """Rates of a training run over its second half, its curve of returns, and its last evaluation."""
-  rows = metrics.read(folder / 'metrics' / 'learner.jsonl')
-  pairs = list(itertools.pairwise(rows))[len(rows) // 2 :]
-  span = lambda pair: pair[1]['time'] - pair[0]['time']
-  # A run that was resumed was not measured in between.
-  longest = 10 * statistics.median(map(span, pairs)) if pairs else 0.0
-  pairs = [pair for pair in pairs if span(pair) <= longest]
-  rates = {
-    f'{key}s_per_second': sum(after[key] - before[key] for before, after in pairs)
-    / sum(map(span, pairs))
-    for key in ('learner_step', 'environment_step')
-    if pairs
-  }
+  learner = folder / 'metrics' / 'learner.jsonl'
   spans, steps = scores.read(folder)
   evaluation = metrics.last(folder / 'metrics' / 'evaluator.jsonl') or {}
   return {
     'environment_steps': steps,
-    'updates': rows[-1]['learner_step'] if rows else 0,
-    **rates,
+    'updates': (metrics.last(learner) or {}).get('learner_step', 0),
+    **speed.rates(metrics.read(learner)),
     'returns_by_tenth': scores.curve(spans, steps, steps),
     'episode_return': evaluation.get('episode_return'),
   }
@@ -241,21 +230,13 @@ def _run(folder: pathlib.Path) -> dict[str, Any]:
 def accelerator(
   out: pathlib.Path | None, minutes: float, names: Sequence[str] | None, *, rehearse: bool
 ) -> int:
-  """Runs `bench accelerator`: measures the sections that the output file lacks.
+  """Measures the sections, by default all, that the file `out` lacks; returns the exit code, see `measure`.
 
-  Args:
-    out: the output file, .json; logs and runs go to a folder of the same name without the suffix.
-      None: runs/accelerator.json, or runs/accelerator-rehearsal.json.
-    minutes: time limit of all sections together.
-    names: names of the sections to measure; None for all.
-    rehearse: whether to measure the smallest sizes on the CPU.
-
-  Returns:
-    The exit code, see `measure`.
+  Logs and runs go to a folder of the file's name without its suffix. `rehearse` measures the smallest
+  sizes on the CPU.
 
   Raises:
-    ValueError: a flag is invalid, there is no accelerator, a section does not exist, or the file is
-      not one of this command.
+    ValueError: a flag is invalid, there is no accelerator, or the file is not one of this command.
   """
   if not 0 < minutes < math.inf:
     raise ValueError(f'--minutes {minutes:g}: must be positive')
@@ -288,8 +269,7 @@ def measure(
 ) -> int:
   """Measures the sections that a report lacks, one after the other, on all cores, within some minutes.
 
-  A section that fails is written with its error, and is measured again by the next call. Returns the
-  exit code: 0, 1 if a section failed, or 130 after Ctrl-C.
+  A failed section is written with its error. Returns 0, 1 if one failed, or 130 after Ctrl-C.
   """
   logs.mkdir(parents=True, exist_ok=True)
   deadline = time.monotonic() + 60 * minutes

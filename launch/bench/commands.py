@@ -1,85 +1,151 @@
-"""`hephaestus bench`: the throughput of each part, compared with its limit."""
+"""`hephaestus bench`: speed of the parts, of an accelerator, learning on a suite, and dreams."""
 
 import argparse
 import pathlib
 import re
 import sys
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from hephaestus.launch import records
 from hephaestus.launch.run import flags
 
-CHANGES = ('ensemble', 'horizon', 'batch', 'length')  # flags that change a named size
-NEED_NONE = 'bench learner, env, learning, dreams and accelerator need none of it'
-PARAMETERS = (5.0, 40.0, 140.0)  # MB that `bench replay` publishes
-BATCH, LENGTH = 256, 50  # sequences that it samples, and their steps
-
-
-class Target(NamedTuple):
-  """A sub-command of `bench`.
-
-  Attributes:
-    call: runs it and returns the exit code; with a `limit`, measures and returns figures.
-    help: its line in the help of `bench`.
-    flags: 'FLAG VALUE', the default or else the type of the value, and the help of each flag, see `_options`.
-    limit: what the figures are compared with; '' if the command prints something else.
-    description: text above the flags in its own help.
-  """
-
-  call: Callable[[argparse.Namespace], Any]
-  help: str
-  flags: tuple[tuple[str, Any, str], ...]
-  limit: str = ''
-  description: str | None = None
+SECTIONS = ('learner', 'environments', 'replay', 'run')
 
 
 def add(commands: Any) -> None:
   """Adds the command `bench` and its sub-commands to the parser."""
   bench = commands.add_parser(
-    'bench', allow_abbrev=False, help='compare the throughput of a part with its limit'
+    'bench', allow_abbrev=False, help='measure speed, and learning on a suite of environments'
   )
   parsers = bench.add_subparsers(dest='target', required=True)
-  for name, target in TARGETS.items():
-    parser = parsers.add_parser(
-      name, allow_abbrev=False, help=target.help, description=target.description
-    )
-    for usage, value, text in target.flags:
-      flag, _, metavar = usage.partition(' ')
-      named = {'metavar': metavar} if metavar else {}
-      parser.add_argument(flag, help=text, **named, **_options(value))
-    if name == 'dreams':
-      flags.add_trust_flag(parser)
-    parser.set_defaults(call=_show if target.limit else target.call)
+  _add_speed(parsers)
+  _add_accelerator(parsers)
+  _add_learning(parsers)
+  _add_dreams(parsers)
 
 
-def _options(value: Any) -> dict[str, Any]:
-  """Options of a flag by its default, or by the type of its value; in a list if it takes several."""
-  if value is False:
-    return {'action': 'store_true'}
-  if isinstance(value, list) and isinstance(value[0], type):
-    return {'type': value[0], 'nargs': '+', 'action': 'extend', 'default': []}
-  if isinstance(value, list):
-    return {'type': type(value[0]), 'nargs': '+', 'default': value}
-  return {'type': value} if isinstance(value, type) else {'type': type(value), 'default': value}
+def _add_speed(parsers: Any) -> None:
+  parser = parsers.add_parser(
+    'speed', allow_abbrev=False, help='speed of learner, environments, replay and a whole run',
+    description='Measures each section, compared with its limit: updates with the rate of a plain '
+    'matrix product, environments and replay with the bandwidth of copying, a run with the learner '
+    'by itself.',
+  )  # fmt: skip
+  add = parser.add_argument
+  add('sections', nargs='*', metavar='SECTION', help=f'of {", ".join(SECTIONS)} (default: all)')
+  add('--size', help="laptop, 1m or full: a named model, in place of a preset's")
+  add('--preset', metavar='NAME', help='as of train (default: laptop)')
+  add('--env', metavar='NAME', help='as of train (default: catch)')
+  add('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE')
+  add('--phases', action='store_true', help='also measure the phases of the update')
+  add('--num-envs', type=int, nargs='+', default=[256, 2048], metavar='N',
+      help='parallel environments (default: 256 2048)')  # fmt: skip
+  add('--stored', type=int, default=2048, help='sequences in replay (default: 2048)')
+  add('--seconds', type=float, help='of each measurement (default: 5, of a run 180)')
+  add('--json', action='store_true')
+  parser.set_defaults(call=_speed)
 
 
-def _show(arguments: argparse.Namespace) -> int:
-  """Measures, and prints the figures."""
+def _add_accelerator(parsers: Any) -> None:
+  parser = parsers.add_parser(
+    'accelerator', allow_abbrev=False, help='all benchmarks of a GPU or TPU, unattended, in one file',
+    description='Measures section by section, and writes the file after each. The same command again '
+    'continues with the sections that are missing or failed.',
+  )  # fmt: skip
+  add = parser.add_argument
+  add('--out', type=pathlib.Path, metavar='FILE',
+      help='the file (default: runs/accelerator.json, or -rehearsal.json)')  # fmt: skip
+  add('--minutes', type=float, default=38.0, metavar='N', help='for all (default: 38)')
+  add('--sections', nargs='+', action='extend', metavar='NAME', help='(default: all)')
+  add('--rehearse', action='store_true', help='smallest sizes, on the CPU')
+  parser.set_defaults(call=_accelerator)
+
+
+def _add_learning(parsers: Any) -> None:
+  parser = parsers.add_parser(
+    'learning', allow_abbrev=False,
+    help='scores of agents on a suite of environments, one configuration for all',
+    description='Trains each agent in each environment with each seed, one run on a core of its own, '
+    'and appends a row for each to OUT/rows.jsonl. The same command again continues where it '
+    'stopped; once all rows are there, it only prints the table.',
+  )  # fmt: skip
+  add = parser.add_argument
+  add('--environments', nargs='+', action='extend', metavar='NAME',
+      help='of the suite (default: all of it)')  # fmt: skip
+  add('--agents', nargs='+', default=['dreamer', 'ppo'], metavar='NAME',
+      help=f'of {", ".join(records.AGENTS)} (default: dreamer ppo)')  # fmt: skip
+  add('--seeds', type=int, nargs='+', default=[0, 1, 2], metavar='N', help='(default: 0 1 2)')
+  add('--preset', default='laptop', metavar='NAME', help='as of train (default: laptop)')
+  add('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE',
+      help='override the config of all runs, as an ablation; give it a --label')  # fmt: skip
+  add('--label', default='default', metavar='NAME',
+      help='name of these settings in rows and tables (default: default)')  # fmt: skip
+  add('--out', type=pathlib.Path, default=pathlib.Path('runs/bench-learning'), metavar='DIR',
+      help='folder of rows, runs, table and pictures (default: runs/bench-learning)')  # fmt: skip
+  add('--jobs', type=int, metavar='N', help='runs at a time (default: number of available cores)')
+  add('--max-minutes', type=float, metavar='N', help='of training, after which a run ends early')
+  add('--table', action='store_true', help='show the rows that are there, and train nothing')
+  add('--distributed', action='store_true',
+      help='train in several processes; by default each run is one process if its agent can be fused')  # fmt: skip
+  add('--json', action='store_true', help='print the rows instead of the table')
+  parser.set_defaults(call=_learning)
+
+
+def _add_dreams(parsers: Any) -> None:
+  parser = parsers.add_parser(
+    'dreams', allow_abbrev=False,
+    help='imagination rollouts of a trained dreamer, compared with its environment',
+  )  # fmt: skip
+  add = parser.add_argument
+  add('run', type=pathlib.Path)
+  add('--checkpoint', metavar='STEP',
+      help="a learner step, or 'best' by evaluation (default: the newest)")  # fmt: skip
+  add('--steps', type=int, default=8_192, metavar='N',
+      help='environment steps, at least (default: 8192)')  # fmt: skip
+  add('--seed', type=int, default=0, metavar='N', help='(default: 0)')
+  add('--json', action='store_true')
+  flags.add_trust_flag(parser)
+  parser.set_defaults(call=_dreams)
+
+
+def _speed(arguments: argparse.Namespace) -> int:
+  """Measures the sections that were asked for, and prints their figures."""
+  from hephaestus.launch import config as launch_config
   from hephaestus.launch.files import metrics
   from hephaestus.launch.run import packages
-  from hephaestus.learner import bench as learner_bench
 
-  if arguments.target in ('end-to-end', 'replay'):
-    packages.check_distributed(f'bench {arguments.target}', NEED_NONE)
-  target = TARGETS[arguments.target]
-  measured = target.call(arguments)
-  if arguments.json:
-    print(metrics.to_json(learner_bench.to_rows(measured)))
+  sections, seconds = arguments.sections or SECTIONS, arguments.seconds
+  for section in sections:
+    if section not in SECTIONS:
+      raise ValueError(f'{section}: choose sections of {", ".join(SECTIONS)}')
+  if seconds is not None and not 0 < seconds < float('inf'):
+    raise ValueError(f'--seconds {seconds}: must be positive')
+  if 'replay' in sections:
+    packages.check_distributed('bench speed replay', 'give the other sections')
+  from hephaestus.launch.bench import speed
+
+  if arguments.size is None:
+    config = flags.preset_config(arguments)
+  elif arguments.preset or arguments.env:
+    raise ValueError(f'--size {arguments.size}: takes neither --preset nor --env')
   else:
-    learner_bench.show(measured)
-    if any(figure.limit is not None for figure in measured):
-      print(f'limit: {target.limit}')
+    config = launch_config.override(speed.of_size(arguments.size), arguments.set)
+  name = arguments.size or config.environment['name']
+  short = seconds or 5.0
+  measured = []
+  for section in sections:
+    if section == 'learner':
+      measured += speed.learner(config, name, seconds=short, phases=arguments.phases)
+    elif section == 'environments':
+      measured += speed.environments(config, arguments.num_envs, short)
+    elif section == 'replay':
+      measured += speed.replay(config, stored=arguments.stored, seconds=short)
+    else:
+      measured += speed.run(config, name, seconds or speed.RUN_SECONDS)
+  if arguments.json:
+    print(metrics.to_json(speed.to_rows(measured)))
+  else:
+    speed.show(measured)
   return 0
 
 
@@ -173,184 +239,3 @@ def _learning_settings(arguments: argparse.Namespace) -> Any:
     arguments.max_minutes,
     fused=not arguments.distributed,
   )
-
-
-def _learner_figures(arguments: argparse.Namespace) -> Any:
-  """Measures the update of a named size, or of a preset and an environment."""
-  from hephaestus.launch.bench import end_to_end
-  from hephaestus.learner import bench as learner_bench
-
-  if arguments.size is None:
-    config = flags.preset_config(arguments)
-    work = end_to_end.make_work(config, str(config.environment['name']))
-  elif arguments.preset or arguments.env or arguments.set:
-    raise ValueError(f'--size {arguments.size}: takes neither --preset, --env nor --set')
-  else:
-    work = learner_bench.Work.of_size(arguments.size)
-  return learner_bench.update(
-    work.changed(**{name: getattr(arguments, name) for name in CHANGES}),
-    arguments.boredom,
-    seconds=arguments.seconds,
-    phases=arguments.phases,
-  )
-
-
-def _end_to_end_figures(arguments: argparse.Namespace) -> Any:
-  from hephaestus.launch.bench import end_to_end
-
-  return end_to_end.end_to_end(flags.preset_config(arguments), arguments.seconds)
-
-
-def _environment_figures(arguments: argparse.Namespace) -> Any:
-  from hephaestus.launch import config as launch_config
-  from hephaestus.launch.agents import presets
-  from hephaestus.launch.bench import environments
-  from hephaestus.launch.run import variables
-
-  if arguments.set and len(arguments.env) > 1:
-    raise ValueError(f'--set {arguments.set[0]}: needs a single environment; run once for each')
-  foreign = [each for each in arguments.set if not each.startswith('environment.')]
-  configs = {
-    name: launch_config.override(presets.laptop(name), arguments.set) for name in arguments.env
-  }
-  if foreign:
-    raise ValueError(f'--set {foreign[0]}: bench env takes environment.KEY=VALUE only')
-  makers = {name: config.make_environment for name, config in configs.items()}
-  return environments.environments(
-    makers, arguments.num_envs, arguments.seconds, of_actors=variables.ONE_THREAD
-  )
-
-
-def _replay_figures(arguments: argparse.Namespace) -> Any:
-  """Measures replay with sequences like those that an actor of the laptop preset writes."""
-  from hephaestus.launch import config as launch_config
-  from hephaestus.launch.agents import presets
-  from hephaestus.launch.run import parts as parts_lib
-  from hephaestus.learner import bench as learner_bench
-  from hephaestus.replay import bench as replay_bench
-
-  given = {'batch_size': BATCH, 'seconds': arguments.seconds}
-  if arguments.sizes:
-    rows = replay_bench.by_size(arguments.sizes, **given)
-  else:
-    length = f'actor.sequence_length={LENGTH}'
-    config = launch_config.override(presets.laptop(arguments.env), [length])
-    rows = replay_bench.measure(
-      parts_lib.make_parts(config).sequence_schema,
-      shards=arguments.shards,
-      writers=arguments.writers,
-      megabytes=PARAMETERS,
-      stored=arguments.stored,
-      **given,
-    )
-  return [learner_bench.Figure(*row) for row in rows]
-
-
-CONFIG = (
-  ('--preset NAME', str, 'as of train (default: laptop)'),
-  ('--env NAME', str, 'as of train (default: catch)'),
-  ('--set KEY=VALUE', [str], ''),
-)
-MEASURED = (('--seconds N', 5.0, 'of each measurement (default: 5)'), ('--json', False, ''))
-TARGETS = {
-  'env': Target(
-    _environment_figures,
-    'environment steps per second',
-    (
-      ('--env NAME', ['catch'], 'environments, each as of train (default: catch)'),
-      ('--num-envs N', [256, 2048], 'parallel environments (default: 256 2048)'),
-      ('--set environment.KEY=VALUE', [str], ''),
-      *MEASURED,
-    ),
-    'the rate at which observations could be copied, by the bandwidth of copying measured here',
-  ),
-  'replay': Target(
-    _replay_figures,
-    'sequences and parameters per second of replay servers',
-    (
-      ('--env NAME', 'catch', 'environment of the sequences (default: catch)'),
-      ('--shards S', [1, 2, 4], '(default: 1 2 4)'),
-      ('--writers N', [1, 4, 16], '(default: 1 4 16)'),
-      ('--stored N', 2048, 'sequences (default: 2048)'),
-      (
-        '--sizes N', [int], 'numbers of sequences to store: measures only small sequences, in Reverb and '
-        "in a fused run's replay, at each of these sizes",
-      ),
-      *MEASURED,
-    ),
-    'the bandwidth of one thread that copies memory, measured here',
-  ),
-  'learner': Target(
-    _learner_figures,
-    "the dreamer's update, without actors and replay",
-    (
-      ('--size NAME', str, 'laptop, 1m or full, without an environment'),
-      ('--ensemble K', int, 'prior heads of the ensemble'),
-      ('--horizon H', int, 'longest imagined horizon'),
-      ('--batch B', int, 'sequences per device'),
-      ('--length T', int, 'steps of a sequence'),
-      *CONFIG,
-      ('--boredom B', [0.0, 1.0], '(default: 0 1)'),
-      ('--phases', False, 'also measure each of its phases'),
-      *MEASURED,
-    ),
-    'the rate of a plain matrix product on this device, measured here',
-    'Measures the update of a model of --size, or of a run by --preset, --env and --set.',
-  ),
-  'end-to-end': Target(
-    _end_to_end_figures,
-    'a whole run of the dreamer, compared with its parts',
-    (*CONFIG, ('--seconds N', 180.0, 'after the warm-up (default: 180)'), ('--json', False, '')),
-    'an update without acting, and an unroll without learning, measured after the run',
-  ),
-  'learning': Target(
-    _learning,
-    'scores of agents on a suite of environments, one configuration for all',
-    (
-      ('--environments NAME', [str], 'of the suite (default: all of it)'),
-      ('--agents NAME', ['dreamer', 'ppo'], f'of {", ".join(records.AGENTS)} (default: dreamer ppo)'),
-      ('--seeds N', [0, 1, 2], '(default: 0 1 2)'),
-      ('--preset NAME', 'laptop', 'as of train (default: laptop)'),
-      ('--set KEY=VALUE', [str], 'override the config of all runs, as an ablation; give it a --label'),
-      ('--label NAME', 'default', 'name of these settings in rows and tables (default: default)'),
-      (
-        '--out DIR', pathlib.Path('runs/bench-learning'),
-        'folder of rows, runs, table and pictures (default: runs/bench-learning)',
-      ),
-      ('--jobs N', int, 'runs at a time (default: number of available cores)'),
-      ('--max-minutes N', float, 'of training, after which a run ends early'),
-      ('--table', False, 'show the rows that are there, and train nothing'),
-      (
-        '--distributed', False,
-        'train in several processes; by default each run is one process if its agent can be fused',
-      ),
-      ('--json', False, 'print the rows instead of the table'),
-    ),
-    description='Trains each agent in each environment with each seed, one run on a core of its own, '
-    'and appends a row for each to OUT/rows.jsonl. The same command again continues where it '
-    'stopped; once all rows are there, it only prints the table.',
-  ),
-  'dreams': Target(
-    _dreams,
-    'imagination rollouts of a trained dreamer, compared with its environment',
-    (
-      ('run', pathlib.Path, ''),
-      ('--checkpoint STEP', str, "a learner step, or 'best' by evaluation (default: the newest)"),
-      ('--steps N', 8_192, 'environment steps, at least (default: 8192)'),
-      ('--seed N', 0, '(default: 0)'),
-      ('--json', False, ''),
-    ),
-  ),
-  'accelerator': Target(
-    _accelerator,
-    'run all benchmarks of a GPU or TPU unattended, and write one file',
-    (
-      ('--out FILE', pathlib.Path, 'the file (default: runs/accelerator.json, or -rehearsal.json)'),
-      ('--minutes N', 38.0, 'for all (default: 38)'),
-      ('--sections NAME', [str], '(default: all)'),
-      ('--rehearse', False, 'smallest sizes, on the CPU'),
-    ),
-    description='Measures section by section, and writes the file after each. The same command again '
-    'continues with the sections that are missing or failed.',
-  ),
-}  # fmt: skip

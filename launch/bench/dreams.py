@@ -8,7 +8,7 @@ import numpy as np
 
 from hephaestus.actors import rollout
 from hephaestus.agents import experience
-from hephaestus.agents.dreamer import fidelity
+from hephaestus.agents.dreamer import comparison
 from hephaestus.launch.agents import dreamer as dreamer_record
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.interface import policy as policy_lib
@@ -21,7 +21,7 @@ class Result(NamedTuple):
   """The comparison for one checkpoint: its learner step, and its errors."""
 
   learner_step: int
-  summary: fidelity.Summary
+  summary: comparison.Summary
 
 
 def dreams(
@@ -55,8 +55,8 @@ def of_policy(policy: policy_lib.Policy, *, num_steps: int, seed: int) -> Result
   )
 
   @jax.jit
-  def measure(params: Any, key: jax.Array, sequence: experience.Sequence) -> fidelity.Fidelity:
-    return fidelity.measure(dreamer, params, key, experience.time_major(sequence), length)
+  def measure(params: Any, key: jax.Array, sequence: experience.Sequence) -> comparison.Fidelity:
+    return comparison.measure(dreamer, params, key, experience.time_major(sequence), length)
 
   init_key, key = jax.random.split(jax.random.key(seed))
   state = unroll.init(init_key)
@@ -70,12 +70,12 @@ def of_policy(policy: policy_lib.Policy, *, num_steps: int, seed: int) -> Result
       total = found if total is None else jax.tree.map(np.add, total, found)
   finally:
     unroll.close()
-  return Result(policy.learner_step, fidelity.summary(total, length))
+  return Result(policy.learner_step, comparison.summary(total, length))
 
 
-def trust(found: fidelity.Summary) -> str:
-  """Says for how many steps dreams can be trusted, and what they get wrong: see `fidelity.trusted`."""
-  row, next_row = fidelity.trusted(found)
+def trust(found: comparison.Summary) -> str:
+  """Says for how many steps dreams can be trusted, and what they get wrong: see `comparison.trusted`."""
+  row, next_row = comparison.trusted(found)
   shown = [each for each in (row, next_row) if each is not None]
   if not shown:
     return 'Episodes are too short to say how long dreams can be trusted.'
@@ -105,7 +105,7 @@ def trust(found: fidelity.Summary) -> str:
   )
 
 
-def _steps(row: fidelity.Row) -> str:
+def _steps(row: comparison.Row) -> str:
   return f'{row.steps} step{"s" if row.steps > 1 else ""}'
 
 
@@ -116,7 +116,7 @@ def table(result: Result) -> str:
     trust(found),
     f'update {result.learner_step}: value {shown(found.value)}; from the observation, probability to '
     f'continue at ends {shown(found.end)}, share of a reward predicted {shown(found.paid)}',
-    '  '.join(f'{name:>9}' for name in fidelity.Row._fields),
+    '  '.join(f'{name:>9}' for name in comparison.Row._fields),
   ]
   for row in found.rows:
     lines.append('  '.join(f'{shown(value):>9}' for value in row))

@@ -10,7 +10,7 @@ import numpy as np
 
 from hephaestus.actors import streams
 from hephaestus.agents import experience
-from hephaestus.agents.dreamer import examination, fidelity
+from hephaestus.agents.dreamer import comparison
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.doctor import check as check_lib
 from hephaestus.launch.doctor import environment as environment_checks
@@ -22,18 +22,15 @@ MODEL, POLICY, DREAMS, RUN = 'world model', 'actor and critic', 'dreams', 'run'
 
 
 class Predictions(NamedTuple):
-  """An agent's predictions for steps of its own policy, and the actual outcomes.
+  """An agent's predictions for steps of its own policy, and the actual outcomes, flat float32 arrays.
 
-  All are flat float32 arrays. `reward` to `scrambled` have an entry for each step that is not the
-  first of its episode, `value` and `return_` one for each step that is not the last of its episode.
+  `reward` to `scrambled` have an entry for each step that is not the first of its episode, `value` and
+  `return_` one for each step that is not the last; for the middle ones see `comparison.Examination`.
 
   Attributes:
     reward: actual rewards.
     expected: rewards that the model predicts from the observations of the same steps.
-    surprise: nats, see `examination.Examination`.
-    of_other: `surprise_of_other` of `examination.Examination`, nats.
-    novelty: novelty of the transitions to these steps.
-    scrambled: their novelty with scrambled observations, see `examination.Examination`.
+    of_other: surprise with the action of another sequence.
     end: predicted probability that the episode continues, at terminations.
     lasts: the same probability at all other steps that are not the first of an episode.
     value: the critic's values of the task.
@@ -71,7 +68,7 @@ def predict(policy: policy_lib.Policy, *, num_steps: int, seed: int) -> Predicti
 
   @jax.jit
   def examine(params: Any, key: jax.Array, sequence: experience.Sequence) -> Any:
-    return examination.examine(dreamer, params, key, experience.time_major(sequence))
+    return comparison.examine(dreamer, params, key, experience.time_major(sequence))
 
   parts = []
   for index, (sequence, _) in enumerate(played):
@@ -82,7 +79,7 @@ def predict(policy: policy_lib.Policy, *, num_steps: int, seed: int) -> Predicti
 
 
 def _predictions(found: Any, sequence: experience.Sequence, gamma: float) -> Predictions:
-  """Pairs the host arrays of an `examination.Examination` [T, B] with a sequence [B, T, ...]."""
+  """Pairs the host arrays of an `comparison.Examination` [T, B] with a sequence [B, T, ...]."""
   step_type, discount, reward = (
     np.asarray(x).T for x in (sequence.step_type, sequence.discount, sequence.reward)
   )
@@ -136,12 +133,12 @@ def of_predictions(
     ),
     *_of_rewards(found, explained),
     check_lib.judge(
-      MODEL, 'P(continue) at ends', environment_checks.mean(found.end), below=0.3,
+      MODEL, 'P(continue) at ends', check_lib.mean(found.end), below=0.3,
       cause='the continue head does not see ends: values go on beyond them',
       remedy='show in the observation what ends an episode, or train for longer',
     ),
     check_lib.judge(
-      MODEL, 'P(continue) elsewhere', environment_checks.mean(found.lasts), above=0.9,
+      MODEL, 'P(continue) elsewhere', check_lib.mean(found.lasts), above=0.9,
       cause='the continue head sees ends where there are none, which shortens the future',
       remedy='train for longer, or show in the observation what ends an episode',
     ),
@@ -158,8 +155,8 @@ def of_predictions(
       cause='values differ from the returns of the policy',
       remedy='see dreams below; lower learner.policy_learning_rate, or train for longer',
     ),
-    check_lib.note(POLICY, 'mean value', environment_checks.mean(found.value)),
-    check_lib.note(POLICY, 'mean return that follows', environment_checks.mean(found.return_)),
+    check_lib.judge(POLICY, 'mean value', check_lib.mean(found.value)),
+    check_lib.judge(POLICY, 'mean return that follows', check_lib.mean(found.return_)),
   ]  # fmt: skip
 
 
@@ -191,7 +188,7 @@ def _of_rewards(
       MODEL, 'rewarded steps told apart (area)', min(areas, default=None),
       above=0.8, cause=cause, remedy=remedy,
     ),
-    check_lib.note(
+    check_lib.judge(
       MODEL, 'correlation of predicted rewards',
       np.corrcoef(found.reward, found.expected)[0, 1]
       if found.reward.std() > 0 and found.expected.std() > 0 else None,
@@ -207,7 +204,7 @@ def _area(score: np.ndarray, positive: np.ndarray) -> float:
   return float((ranks[positive].mean() - (number + 1) / 2) / (len(score) - number))
 
 
-def of_dreams(found: fidelity.Summary) -> list[check_lib.Check]:
+def of_dreams(found: comparison.Summary) -> list[check_lib.Check]:
   """Checks imagination rollouts against the environment, by the result of `bench dreams`."""
   first, last = found.rows[0], found.rows[-1]
   ratio = None
@@ -237,17 +234,10 @@ def of_metrics(
   config: launch_config.ExperimentConfig,
   random_return: tuple[float, float] | None,
 ) -> list[check_lib.Check]:
-  """Checks the metrics that the learner and the evaluator of a run have written.
+  """Checks the metrics that the learner and the evaluator of a run have written; see `of_rows`.
 
-  Args:
-    random_return: mean return of the random policy and its standard error; None where unknown.
-
-  Returns:
-    A check of the newest return against the random policy's, if both are known; the checks of
-    `of_rows`; and one for each warning of `advice`.
-
-  Raises:
-    ValueError: a line of the metrics is damaged.
+  The newest return is compared with `random_return`, the random policy's mean and its standard error, if
+  both are known, and each warning of `advice` is a finding.
   """
   rows = metrics.read(folder / 'metrics' / 'learner.jsonl')
   newest = (metrics.read(folder / 'metrics' / 'evaluator.jsonl') or [{}])[-1]
@@ -296,7 +286,7 @@ def of_rows(rows: Sequence[Mapping[str, Any]]) -> list[check_lib.Check]:
   newest = rows[-max(1, len(rows) // 4) :]
   return [found] + [
     check_lib.judge(
-      part, shown, environment_checks.mean([row[name] for row in newest if row.get(name) is not None]),
+      part, shown, check_lib.mean([row[name] for row in newest if row.get(name) is not None]),
       below=limit, cause=cause, remedy=remedy,
     )
     for name, part, shown, limit, cause, remedy in (

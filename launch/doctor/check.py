@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import rich.console
+import numpy as np
 import rich.table
 
 from hephaestus.launch.inspect import console as console_lib
@@ -39,34 +39,28 @@ def judge(
   *,
   above: float | None = None,
   below: float | None = None,
-  cause: str,
-  remedy: str,
+  cause: str = '',
+  remedy: str = '',
 ) -> Check:
-  """Checks that a number lies between two limits; one that could not be measured is fine.
+  """Checks that a number lies between two limits, by default none; None and NaN, not measured, are fine.
 
   Args:
-    value: the number; None or NaN if it could not be measured.
-    above: smallest acceptable value; None for no limit.
-    below: largest acceptable value; None for no limit.
+    above: smallest acceptable value.
+    below: largest acceptable value.
     cause: likely cause of a value outside of the limits.
     remedy: setting to try in that case.
-
-  Returns:
-    The check; with `cause` and `remedy` only if the number is outside of the limits.
   """
-  known = note(part, name, value).value
+  known = None if value is None or math.isnan(value) else float(value)
   pairs = (('at least', above), ('at most', below))
-  limits = [f'{word} {limit:.3g}' for word, limit in pairs if limit is not None]
-  is_fine = known is None or (
-    (above is None or known >= above) and (below is None or known <= below)
-  )
-  words = ('', '') if is_fine else (cause, remedy)
-  return Check(part, name, known, ', '.join(limits), is_fine, *words)
+  limits = ', '.join(f'{word} {limit:.3g}' for word, limit in pairs if limit is not None)
+  if known is None or ((above is None or known >= above) and (below is None or known <= below)):
+    return Check(part, name, known, limits)
+  return Check(part, name, known, limits, False, cause, remedy)
 
 
-def note(part: str, name: str, value: Any) -> Check:
-  """Makes a check of a number without limits, which is always fine; NaN becomes None."""
-  return Check(part, name, None if value is None or math.isnan(value) else float(value))
+def mean(values: Any) -> float:
+  """Mean of some values; NaN of none."""
+  return float(np.mean(values)) if len(values) else float('nan')
 
 
 def findings(checks: Sequence[Check]) -> list[Check]:
@@ -74,14 +68,9 @@ def findings(checks: Sequence[Check]) -> list[Check]:
   return [check for check in checks if not check.is_fine]
 
 
-def show(target: str, checks: Sequence[Check], console: rich.console.Console | None = None) -> None:
-  """Prints all checks as a table, then each finding with its cause and remedy.
-
-  Args:
-    target: name of the run or environment, for the summary line.
-    console: where to print; stdout by default.
-  """
-  console = console or console_lib.make()
+def show(target: str, checks: Sequence[Check]) -> None:
+  """Prints all checks of a run or environment as a table, then each finding with its cause and remedy."""
+  console = console_lib.make()
   table = rich.table.Table(box=None, header_style='bold')
   for heading in ('part', 'number', 'value', 'fine'):
     table.add_column(heading, justify='right' if heading == 'value' else 'left')

@@ -13,10 +13,14 @@ from hephaestus.launch.bench import dreams
 from hephaestus.launch.doctor import agent as agent_checks
 from hephaestus.launch.doctor import check as check_lib
 from hephaestus.launch.doctor import environment as environment_checks
-from hephaestus.launch.doctor import replay as replay_checks
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import metrics
+from hephaestus.launch.inspect import live
+from hephaestus.launch.inspect import report as report_lib
 from hephaestus.launch.interface import policy as policy_lib
+from hephaestus.launch.run import packages
+
+REPLAY = 'replay'
 
 
 def of_environment(name: str, *, num_steps: int, seed: int) -> list[check_lib.Check]:
@@ -63,7 +67,7 @@ def of_run(
   remembered = jax.eval_shape(lambda: policy.agent.initial_policy_state(1))
   count = sum(leaf.size for leaf in jax.tree.leaves(remembered))
   name = 'numbers kept from step to step' if count else 'numbers kept from step to step: no memory'
-  memory = check_lib.note('actor and critic', name, count)
+  memory = check_lib.judge('actor and critic', name, count)
   checks = [*agent_checks.of_metrics(folder, config, at_random), memory, *checks]
   if isinstance(config.record, dreamer_record.Dreamer):
     found = agent_checks.predict(policy, num_steps=num_steps, seed=seed)
@@ -71,9 +75,8 @@ def of_run(
     checks += agent_checks.of_dreams(
       dreams.of_policy(policy, num_steps=num_steps, seed=seed).summary
     )
-    checks += replay_checks.of_states(policy, folder, seed=seed)
   if not config.record.on_policy:
-    checks += replay_checks.check(folder, config)
+    checks += of_replay(folder, config)
   rows = {
     'learner_step': policy.learner_step,
     'findings': [check_lib.text(each) for each in check_lib.findings(checks)],
@@ -82,4 +85,53 @@ def of_run(
   written = folder / f'{folder_lib.DIAGNOSIS}.part'  # the page may read the other meanwhile
   written.write_text(metrics.to_json(rows) + '\n')
   written.replace(folder / folder_lib.DIAGNOSIS)
+  return checks
+
+
+def of_replay(
+  folder: pathlib.Path, config: launch_config.ExperimentConfig
+) -> list[check_lib.Check]:
+  """Checks stored sequences, or ratio and duplicates of a fused run, and describes the strata.
+
+  There are no checks for a distributed run without a saved replay, or without Reverb.
+  """
+  if config.fused:
+    report = live.inspect(str(folder))
+    of_ratio = [
+      check_lib.judge(
+        REPLAY, 'replay ratio over the configured one',
+        (report.replay_ratio['achieved'] or 0.0) / config.replay.replay_ratio, above=0.7, below=1.3,
+        cause='the learner does not update as often as it should for what is collected',
+        remedy='see whether replay.replay_ratio was changed on a resume; else begin again',
+      ),
+      check_lib.judge(
+        REPLAY, 'sequences that are stored twice', report.checkpoint['duplicates'], below=0,
+        cause='the same experience counts twice',
+        remedy='begin again with an empty folder, and report it',
+      ),
+    ]  # fmt: skip
+    return of_ratio + _of_strata(report.strata)
+  if not packages.has_distributed() or not any((folder / 'replay').iterdir()):
+    return []
+  from hephaestus.launch.inspect import stored  # which imports Reverb
+
+  found = stored.read(str(folder), 0)
+  faults = [
+    check_lib.Check(
+      REPLAY, 'stored sequences', None, 'whole', False, text, 'see docs/inspecting.md'
+    )
+    for text in found.violations
+  ]
+  return faults + _of_strata(found.strata)
+
+
+def _of_strata(strata: dict[str, report_lib.Stratum]) -> list[check_lib.Check]:
+  """Reports the size and the median age of each stratum."""
+  checks = []
+  for name, stratum in strata.items():
+    ages = stratum.age_updates
+    checks.append(check_lib.judge(REPLAY, f'sequences of stratum {name}', stratum.sequences))
+    checks.append(
+      check_lib.judge(REPLAY, f'median age of {name}, updates', ages['median'] if ages else None)
+    )
   return checks

@@ -26,15 +26,13 @@ class Explained(NamedTuple):
   """Shares of variance that a small network (a probe) explains, on steps it was not trained on.
 
   Changes of D numbers of the observation in one step, those that vary most, are predicted from the
-  observation before and the input that each attribute names. Rewards are predicted from the
-  observations before and after the step and that input; their shares are None if too few steps have
-  a reward.
+  observation before, and rewards from the observations before and after, None with too few rewards.
 
   Attributes:
-    change: [D] shares for the changes, with the action taken as an input.
+    change: [D] shares with the action taken as an input, too.
     change_late: [D] shares with the action of the step before instead.
     change_without: [D] shares without an action.
-    reward: share for the reward, with the action taken as an input.
+    reward: share with the action taken.
     reward_early: share with the action and the first observation of the episode.
     reward_without: share with that first observation, without an action.
   """
@@ -96,7 +94,7 @@ def of_leaves(spec: Any) -> list[check_lib.Check]:
     f'observation, image {leaf.shape[0]} x {leaf.shape[1]}: channels read by a CNN': leaf.shape[2]
     for leaf in codec.image_specs
   }
-  return [check_lib.note(PART, name, count) for name, count in read.items()]
+  return [check_lib.judge(PART, name, count) for name, count in read.items()]
 
 
 def of_streams(streams: streams_lib.Streams, max_steps: int) -> list[check_lib.Check]:
@@ -117,16 +115,16 @@ def of_streams(streams: streams_lib.Streams, max_steps: int) -> list[check_lib.C
       cause='the random policy finds no reward at all',
       remedy='keep agent.novelty_scale above 0, raise --steps, or reward a part of the task',
     ),
-    check_lib.note(PART, 'return of a random episode', mean(streams.returns)),
-    check_lib.note(PART, 'length of a random episode', mean(streams.lengths)),
+    check_lib.judge(PART, 'return of a random episode', check_lib.mean(streams.returns)),
+    check_lib.judge(PART, 'length of a random episode', check_lib.mean(streams.lengths)),
     check_lib.judge(
       PART, 'early ends marked as truncated',
-      mean(early), below=0.0,
+      check_lib.mean(early), below=0.0,
       cause='episodes end early with a discount of 1, so that values go on beyond their end',
       remedy='return a discount of 0 (gymnasium: terminated) where an episode really ends',
     ),
-    check_lib.note(PART, 'numbers that never vary, share', np.mean(np.ptp(flat, axis=0) == 0)),
-    check_lib.note(PART, 'numbers of an observation', flat.shape[1]),
+    check_lib.judge(PART, 'numbers that never vary, share', np.mean(np.ptp(flat, axis=0) == 0)),
+    check_lib.judge(PART, 'numbers of an observation', flat.shape[1]),
   ]  # fmt: skip
 
 
@@ -195,7 +193,7 @@ def of_probes(explained: Explained) -> list[check_lib.Check]:
       cause='the observation does not determine the reward',
       remedy='add to the observation the quantities that the reward depends on',
     ),
-    check_lib.note(
+    check_lib.judge(
       PART, 'more by the first observation',
       None if best is None else max(0.0, best - (explained.reward or 0.0)),
     ),
@@ -217,13 +215,8 @@ def of_config(
     found = [
       ('environment steps of an update', per_update),
       ('updates in all', config.max_environment_steps / per_update),
-      ('random episodes in a batch', steps / max(1, mean(streams.lengths))),
+      ('random episodes in a batch', steps / max(1, check_lib.mean(streams.lengths))),
     ]
   found += [(line, None) for line in config.record.warnings(parts_lib.make_parts(config).trained)]
   found.append(('memory of replay, MB', preflight.replay_bytes(config) / 1e6))
-  return [check_lib.note('preset', name, value) for name, value in found]
-
-
-def mean(values: Any) -> float:
-  """Mean of some values; NaN of none."""
-  return float(np.mean(values)) if len(values) else float('nan')
+  return [check_lib.judge('preset', name, value) for name, value in found]

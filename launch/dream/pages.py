@@ -22,6 +22,13 @@ MEASURED_STEPS = 2_048  # of the environment, to say how long dreams can be trus
 MOST_BYTES = 1 << 16  # of a request
 
 
+MOVES: dict[str, Callable[..., int]] = {
+  'act': session_lib.Session.act,
+  'begin_dream': session_lib.Session.begin_dream,
+  'begin_episode': session_lib.Session.begin,
+}
+
+
 class Sessions:
   """The sessions of all tabs, by random names. Its methods may be called by several threads.
 
@@ -70,17 +77,19 @@ class Sessions:
       'repeats': found.repeats,
     }
 
-  def act(self, name: str, asked: dict[str, Any]) -> dict[str, Any]:
-    """Acts, see `Session.act`, whose arguments are the entries of `asked`."""
-    return self._to_step(name, lambda session: session.act(**asked))
+  def move(self, name: str, move: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """{'step': see `Session.show`, 'repeats'} of the step to which one of MOVES leads.
 
-  def begin_dream(self, name: str, asked: dict[str, Any]) -> dict[str, Any]:
-    """Begins the dream again at a step, see `Session.begin_dream`."""
-    return self._to_step(name, lambda session: session.begin_dream(**asked))
-
-  def begin_episode(self, name: str, asked: dict[str, Any]) -> dict[str, Any]:
-    """Begins the next episode, see `Session.begin`."""
-    return self._to_step(name, lambda session: session.begin(**asked))
+    Raises:
+      KeyError: there is no such session, or move.
+      ValueError: `asked`, the arguments of the move, are not valid.
+    """
+    session = self.find(name)
+    try:
+      index = MOVES[move](session, **asked)
+    except TypeError as error:  # unknown or missing entries of the request
+      raise ValueError(str(error)) from None
+    return {'step': session.show(index), 'repeats': session.repeats}
 
   def trust(self) -> dict[str, Any]:
     """{'trust': for how many steps the model's dreams can be trusted}; measured by the first call."""
@@ -105,26 +114,13 @@ class Sessions:
     for session in self._open.values():
       session.close()
 
-  def _to_step(self, name: str, move: Callable[[session_lib.Session], int]) -> dict[str, Any]:
-    """{'step': see `Session.show`, 'repeats'} of the step to which a function moves."""
-    session = self.find(name)
-    try:
-      index = move(session)
-    except TypeError as error:  # unknown or missing entries of the request
-      raise ValueError(str(error)) from None
-    return {'step': session.show(index), 'repeats': session.repeats}
-
 
 def make_app(sessions: Sessions, token: str) -> server.App:
-  """Makes the ASGI app of the page, which answers requests below /TOKEN/.
+  """Makes the ASGI app of the page, which answers requests below /`token`/.
 
-  GET /api/trust says how long dreams can be trusted; GET /api/sessions/NAME describes a session; POST /api/sessions begins one; POST to /act, /begin_dream or
-  /begin_episode below a session takes a JSON object, see `Sessions`. Bad input is answered by 400 and one
-  line, an unknown session by 404.
-
-  Args:
-    sessions: makes the answers.
-    token: secret that the path of every request must begin with.
+  GET /api/trust says how long dreams can be trusted; GET /api/sessions/NAME describes a session; POST
+  /api/sessions begins one; POST to one of MOVES below a session takes a JSON object, see `Sessions`. Bad
+  input is answered by 400 and one line, an unknown session by 404.
   """
   from starlette import applications, concurrency, exceptions, requests, responses, routing
 
@@ -159,11 +155,11 @@ def make_app(sessions: Sessions, token: str) -> server.App:
   async def describe(request: requests.Request) -> responses.Response:
     return await answer(sessions.describe, request.path_params['name'])
 
-  def moves(function: Callable[..., Any]) -> Any:
-    async def move(request: requests.Request) -> responses.Response:
-      return await answer(function, request.path_params['name'], await body(request))
-
-    return move
+  async def move(request: requests.Request) -> responses.Response:
+    name, moved = (request.path_params[each] for each in ('name', 'move'))
+    if moved not in MOVES:
+      raise exceptions.HTTPException(404, 'Not Found')
+    return await answer(sessions.move, name, moved, await body(request))
 
   files = [PAGE / name for name in ('index.html', 'dream.css', 'dream.js')]
   files += [server.PAGE / name for name in server.SHARED]
@@ -172,12 +168,7 @@ def make_app(sessions: Sessions, token: str) -> server.App:
     routing.Route('/api/trust', trust),
     routing.Route('/api/sessions', begin, methods=['POST']),
     routing.Route('/api/sessions/{name}', describe),
-    *(
-      routing.Route(
-        f'/api/sessions/{{name}}/{function.__name__}', moves(function), methods=['POST']
-      )
-      for function in (sessions.act, sessions.begin_dream, sessions.begin_episode)
-    ),
+    routing.Route('/api/sessions/{name}/{move}', move, methods=['POST']),
   ]
   app = applications.Starlette(routes=[routing.Mount(f'/{token}', routes=routes)])
   return server.Guard(app, token, 'dream', ('GET', 'HEAD', 'POST'))
@@ -196,9 +187,8 @@ def serve(path: pathlib.Path, checkpoint: str | None, *, seed: int, port: int) -
     ValueError: as `policy.load` and `session.Programs`; or the port cannot be used.
   """
   session_lib.check(path, policy_lib.load_config(path))  # loading takes seconds
-  variables.keep_compiled(
-    least_seconds=0.1
-  )  # so that the second start on a machine compiles nothing
+  # So that the second start on a machine compiles nothing.
+  variables.keep_compiled(least_seconds=0.1)
   programs = session_lib.Programs(policy_lib.load(path, checkpoint))
   print('hephaestus dream: compiles the model', file=sys.stderr, flush=True)
   session = session_lib.Session(programs, seed)

@@ -1,6 +1,5 @@
 """The real side of a steered dream: an environment that can be stepped from any earlier step of an episode."""
 
-import abc
 from typing import Any, NamedTuple
 
 import jax
@@ -24,41 +23,30 @@ class Moment(NamedTuple):
   frame: np.ndarray | None
 
 
-class Reality(abc.ABC):
-  """Interface of the real side.
+class Traced:
+  """The real side of an environment in JAX, whose states are values.
 
   Attributes:
     repeats: False once an environment has given another observation after the same seed and actions; then
       what follows a rewind belongs to another episode.
   """
 
-  repeats: bool = True
-
-  @abc.abstractmethod
-  def begin(self, key: jax.Array) -> Moment:
-    """Begins an episode; the same key begins the same one."""
-
-  @abc.abstractmethod
-  def step(self, key: jax.Array, before: Moment, action: np.ndarray) -> Moment:
-    """Takes an action at a time step other than LAST."""
-
-  def close(self) -> None:
-    """Frees its resources; no other call follows."""
-    return
-
-
-class Traced(Reality):
-  """An environment in JAX, whose states are values."""
+  repeats = True
 
   def __init__(self, environment: environment_lib.Environment):
     self._environment = environment
     self._reset, self._step = jax.jit(environment.reset), jax.jit(environment.step)
 
   def begin(self, key: jax.Array) -> Moment:
+    """Begins an episode; the same key begins the same one."""
     return self._moment(self._reset(key))
 
   def step(self, key: jax.Array, before: Moment, action: np.ndarray) -> Moment:
+    """Takes an action at a time step other than LAST."""
     return self._moment(self._step(key, before.state, action))
+
+  def close(self) -> None:
+    """Frees its resources; no other call follows."""
 
   def _moment(self, result: tuple[Any, environment_lib.TimeStep]) -> Moment:
     state, timestep = jax.device_get(result)
@@ -72,11 +60,13 @@ class _History(NamedTuple):
   actions: tuple[tuple[float, ...], ...]
 
 
-class OnHost(Reality):
-  """An environment that is stepped on the host, and that cannot go back.
+class OnHost:
+  """The real side of an environment that is stepped on the host, and cannot go back; as `Traced`.
 
   A step from an earlier time step resets it by the seed of the episode and repeats the actions.
   """
+
+  repeats = True
 
   def __init__(self, environment: host.HostEnvironment):
     self._spec = environment.action_spec
@@ -112,8 +102,8 @@ class OnHost(Reality):
     return Moment(self._at, jax.tree.map(np.array, timestep), self._instance.render())
 
 
-def make(environment: environment_lib.Environment) -> Reality:
+def make(environment: environment_lib.Environment) -> Traced | OnHost:
   """The real side of an environment without auto-reset."""
-  return (
-    OnHost(environment) if isinstance(environment, host.HostEnvironment) else Traced(environment)
-  )
+  if isinstance(environment, host.HostEnvironment):
+    return OnHost(environment)
+  return Traced(environment)

@@ -17,7 +17,7 @@ from hephaestus.actors import videos
 from hephaestus.actors.environments import environment as environment_lib
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import agent as dreamer_agent
-from hephaestus.agents.dreamer import steering as steering_lib
+from hephaestus.agents.dreamer import comparison
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.agents import dreamer as dreamer_record
 from hephaestus.launch.dream import reality as reality_lib
@@ -65,7 +65,7 @@ class Programs:
       config.agent, policy.observation_spec, policy.action_spec
     )
     self.has_numbers = dreamer.model.networks.numbers.size > 0
-    self._steering = steering_lib.Steering(dreamer, greedy=config.evaluator.greedy)
+    self._steering = comparison.Steering(dreamer, greedy=config.evaluator.greedy)
     self.observe = jax.jit(self._steering.observe)
     self.imagine = jax.jit(self._steering.imagine, static_argnames='sampled')
     spec = observation_lib.without_mask(self.environment.observation_spec)
@@ -105,7 +105,7 @@ class Programs:
         )
     return described
 
-  def initial(self) -> steering_lib.Belief:
+  def initial(self) -> comparison.Belief:
     """The belief before an episode."""
     return self._steering.initial()
 
@@ -164,8 +164,8 @@ class Node:
   step: int
   action: np.ndarray | None
   real: reality_lib.Moment | None
-  belief: steering_lib.Belief | None
-  dream: steering_lib.Belief
+  belief: comparison.Belief | None
+  dream: comparison.Belief
   begins: int
   returns: dict[str, float]
   choices: dict[str, np.ndarray]
@@ -259,7 +259,9 @@ class Session:
         chosen = self._checked(action)
         self._check_legal(node, chosen)
       how = (chosen.tobytes(), member, bool(sampled))
-      return self._child(node, how) or self._grow(node, how, chosen, member, bool(sampled))
+      return self._children[node.index].get(how) or self._grow(
+        node, how, chosen, member, bool(sampled)
+      )
 
   def begin_dream(self, at: int) -> int:
     """Begins the dream again at a step, from what the agent believes after all real observations.
@@ -279,7 +281,7 @@ class Session:
       parent = self.nodes[node.parent]
       assert node.action is not None
       how = (node.action.tobytes(), None, None)
-      found = self._child(parent, how)
+      found = self._children[parent.index].get(how)
       if found is None:
         found = self._add(parent, node.action, node.real, dreams=None)
         self._children[parent.index][how] = found
@@ -299,27 +301,15 @@ class Session:
     """
     return self._node(at).shown
 
-  def path(self, at: int) -> list[int]:
-    """The steps that lead to a step, from the first."""
-    found: list[int] = []
-    place: int | None = self._node(at).index
-    while place is not None:
-      found.append(place)
-      place = self.nodes[place].parent
-    return found[::-1]
-
   @property
   def repeats(self) -> bool:
-    """See `Reality.repeats`."""
+    """See `reality.Traced.repeats`."""
     return self._reality.repeats
 
   def _node(self, at: Any) -> Node:
     if not (_is_int(at) and 0 <= at < len(self.nodes)):
       raise ValueError(f'at={at!r}: there are steps 0 to {len(self.nodes) - 1}')
     return self.nodes[at]
-
-  def _child(self, node: Node, how: tuple[Any, ...]) -> int | None:
-    return self._children[node.index].get(how)
 
   def _checked(self, action: Any) -> np.ndarray:
     """An action as in the spec, from its JSON value."""
@@ -362,13 +352,10 @@ class Session:
     if real is not None:
       key = jax.random.fold_in(self._keys[0], node.step + 1)
       real = None if real.timestep.last() else self._reality.step(key, real, action)
+    key = jax.random.fold_in(self._keys[2], node.step + 1)
+    of_member = None if member is None else np.int32(member)
     dreams = self._programs.imagine(
-      self._programs.params,
-      jax.random.fold_in(self._keys[2], node.step + 1),
-      node.dream,
-      action,
-      None if member is None else np.int32(member),
-      sampled=sampled,
+      self._programs.params, key, node.dream, action, of_member, sampled=sampled
     )
     index = self._add(node, action, real, dreams)
     self._children[node.index][how] = index
@@ -379,7 +366,7 @@ class Session:
     parent: Node | None,
     action: np.ndarray | None,
     real: reality_lib.Moment | None,
-    dreams: tuple[steering_lib.Belief, steering_lib.Prediction] | None,
+    dreams: tuple[comparison.Belief, comparison.Prediction] | None,
   ) -> int:
     """Adds a step; without `dreams`, the belief and prediction of an imagined step, a dream begins there."""
     if len(self.nodes) >= MOST_STEPS:
@@ -435,27 +422,23 @@ class Session:
     action: np.ndarray | None,
     real: reality_lib.Moment,
     step: int,
-  ) -> tuple[steering_lib.Belief, steering_lib.Prediction]:
+  ) -> tuple[comparison.Belief, comparison.Prediction]:
     spec = self._programs.environment.action_spec
     if parent is None:
       before, action = self._programs.initial(), np.zeros(spec.shape, spec.dtype)
     else:
       assert parent.belief is not None  # the real episode has not ended there
       before = parent.belief
-    result: tuple[steering_lib.Belief, steering_lib.Prediction] = self._programs.observe(
-      self._programs.params,
-      jax.random.fold_in(self._keys[1], step),
-      before,
-      action,
-      real.timestep.observation,
-      np.bool_(parent is None),
+    key, observation = jax.random.fold_in(self._keys[1], step), real.timestep.observation
+    found: tuple[comparison.Belief, comparison.Prediction] = self._programs.observe(
+      self._programs.params, key, before, action, observation, np.bool_(parent is None)
     )
-    return result
+    return found
 
   def _show_sides(
     self,
     real: reality_lib.Moment | None,
-    sides: dict[str, steering_lib.Prediction],
+    sides: dict[str, comparison.Prediction],
     returns: dict[str, float],
     *,
     is_first: bool,
@@ -497,7 +480,7 @@ class Session:
     }
     return shown
 
-  def _heads(self, side: steering_lib.Prediction) -> dict[str, Any]:
+  def _heads(self, side: comparison.Prediction) -> dict[str, Any]:
     policy = side.action if side.chances is None else side.chances
     return {
       'values': {name: _rounded(float(value)) for name, value in side.values.items()},
@@ -515,7 +498,7 @@ class Session:
     return _tinted(HEAT, np.minimum(2 * spread, 230))  # half of the members apart: opaque
 
 
-def _show_slots(frame: np.ndarray | None, side: steering_lib.Prediction) -> str | None:
+def _show_slots(frame: np.ndarray | None, side: comparison.Prediction) -> str | None:
   if frame is None or side.masks is None:
     return None
   return _png(videos.with_masks(frame, np.asarray(side.masks)))

@@ -6,8 +6,8 @@ import numpy as np
 import optax
 import pytest
 
+from hephaestus.agents.dreamer import comparison
 from hephaestus.agents.dreamer import slots as slots_lib
-from hephaestus.agents.dreamer import steering
 
 S, D = 3, 4
 ON = {'slots': S, 'slot_size': D}
@@ -198,7 +198,7 @@ def test_reward_reaches_the_perception_of_slots_and_the_loss_all_of_it(replayed)
 
 
 def test_each_member_imagines_an_image_of_its_own(dreamer, make_params, make_observation):
-  steer = steering.Steering(dreamer, greedy=True)
+  steer = comparison.Steering(dreamer, greedy=True)
   params = make_params(dreamer)
   observation = make_observation(dreamer, np.random.default_rng(0))
 

@@ -520,7 +520,7 @@ def test_played_steps_name_what_is_open(make_params):
 
 
 def test_workspace_is_foreseen_with_its_environment(dreamer, params):
-  """`watch --dream` needs this; `test_examination.py` and `test_fidelity.py` have a workspace, too."""
+  """`watch --dream` needs this; `test_comparison.py` has a workspace, too."""
   observation, *_ = observations_of(0, 8)
   foreseen = jax.eval_shape(
     dreamer.agent.foresee, params, jax.random.key(5), observation, np.zeros(8, np.int32), 2

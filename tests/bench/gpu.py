@@ -14,12 +14,11 @@ from collections.abc import Sequence
 
 import jax
 import scaling
-import tpu
 from jax.experimental import topologies
 
 from hephaestus.launch import config as launch_config
+from hephaestus.launch.bench.speed import Figure
 from hephaestus.launch.run import parts as parts_lib
-from hephaestus.learner import bench
 
 PRESET = 'gpu'
 # XLA compiles for this device; the numbers are of the data sheet of an H100 with 80 GB.
@@ -77,7 +76,7 @@ def started(text: str, turns: Sequence[int]) -> dict[str, int]:
   return {entry: own} | loops
 
 
-def gpu(environment: str, overrides: list[str]) -> list[bench.Figure]:
+def gpu(environment: str, overrides: list[str]) -> list[Figure]:
   """Compiles the update of PRESET with its longest dreams, and counts the programs that it starts.
 
   Args:
@@ -102,13 +101,13 @@ def gpu(environment: str, overrides: list[str]) -> list[bench.Figure]:
     ).devices
   except (jax.errors.JaxRuntimeError, NotImplementedError, RuntimeError) as error:
     raise ValueError(f"needs JAX's CUDA plugin, pip install 'jax[cuda13]' ({error})") from None
-  lowered = tpu.lower(config, list(devices))
+  lowered = scaling.lower(config, list(devices))
   chunks = config.agent.horizon_max // config.agent.steps_per_chunk
   found = started(lowered.compile().as_text(), (config.agent.horizon_max, chunks, chunks))
   name = f'gpu/{environment}'
   return [
-    *(bench.Figure(f'{name}/{part}', count, 'programs') for part, count in found.items()),
-    bench.Figure(f'{name}/all', sum(found.values()), 'programs'),
+    *(Figure(f'{name}/{part}', count, 'programs') for part, count in found.items()),
+    Figure(f'{name}/all', sum(found.values()), 'programs'),
   ]
 
 

@@ -9,7 +9,6 @@ Nothing is run: the update is compiled for devices that this machine only simula
 import argparse
 import collections
 import dataclasses
-import functools
 import math
 import os
 import re
@@ -19,9 +18,12 @@ from typing import Any
 
 import jax
 
-from hephaestus.agents.dreamer import agent as dreamer_agent
+from hephaestus.launch import config as launch_config
+from hephaestus.launch.bench import speed
+from hephaestus.launch.bench.speed import Figure
 from hephaestus.launch.files import metrics
-from hephaestus.learner import bench, dreamer_update
+from hephaestus.launch.run import fused
+from hephaestus.launch.run import parts as parts_lib
 from hephaestus.learner import devices as devices_lib
 
 # Operands below this size, such as the operands of a head of few outputs, do not make a product large.
@@ -63,11 +65,11 @@ class Compiled:
   logarithms: dict[str, int]
 
 
-def scaling(work: bench.Work, num_devices: Sequence[int]) -> list[bench.Figure]:
-  """Compiles the update for several numbers of devices, each with the whole batch of `work`.
+def scaling(config: launch_config.ExperimentConfig, num_devices: Sequence[int]) -> list[Figure]:
+  """Compiles an update for several numbers of devices, each with the whole batch of `config`.
 
   Args:
-    work: agent and batch of each device.
+    config: config of a run of the dreamer.
     num_devices: numbers of devices to compile for, each at most the number that JAX has here.
 
   Returns:
@@ -75,44 +77,55 @@ def scaling(work: bench.Work, num_devices: Sequence[int]) -> list[bench.Figure]:
     all-reduces and to all-gathers, and the number of instructions of the program.
 
   Raises:
-    ValueError: there is no number of devices, or one that is below 1 or more than JAX has here.
+    ValueError: a number of devices is below 1 or more than JAX has here.
   """
   here = jax.local_device_count()
-  if not num_devices or not 1 <= min(num_devices) <= max(num_devices) <= here:
+  if not 1 <= min(num_devices) <= max(num_devices) <= here:
     raise ValueError(f'--devices {" ".join(map(str, num_devices))}: each must lie in 1 to {here}')
-  name = f'scaling/{work.name}'
-  _, state, _ = _shapes(work, 1)
-  gradients = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.params))
-  figures = [bench.Figure(f'{name}/gradients', gradients, 'bytes')]
+  made = config.record.make_update(config, parts_lib.make_parts(config).trained, num_devices=1)
+  params = jax.eval_shape(made.init, jax.eval_shape(lambda: jax.random.key(0))).params
+  figures = [Figure('scaling/gradients', devices_lib.num_bytes(params), 'bytes')]
   for count in num_devices:
-    program = compile_for(work, count)
-    what = f'{name}/{count}_devices'
+    program = compile_for(config, count)
+    what = f'scaling/{count}_devices'
     figures += [
-      bench.Figure(f'{what}/reduced', program.reduced, 'bytes'),
-      bench.Figure(f'{what}/gathered', program.gathered, 'bytes'),
-      bench.Figure(f'{what}/instructions', program.instructions, ''),
+      Figure(f'{what}/reduced', program.reduced, 'bytes'),
+      Figure(f'{what}/gathered', program.gathered, 'bytes'),
+      Figure(f'{what}/instructions', program.instructions, ''),
     ]
   return figures
 
 
-def compile_for(work: bench.Work, num_devices: int) -> Compiled:
-  """Figures of the update, compiled for `num_devices` devices, each with the batch of `work`."""
-  made, state, sequence = _shapes(work, num_devices)
-  each: Any = functools.partial(
-    jax.tree.map, lambda x: jax.ShapeDtypeStruct((num_devices, *x.shape), x.dtype)
+def compile_for(config: launch_config.ExperimentConfig, num_devices: int) -> Compiled:
+  """Figures of the update, compiled for `num_devices` devices, each with the batch of `config`."""
+  of_all = launch_config.override(config, [f'learner.batch_size={config.batch_size * num_devices}'])
+  lowered = lower(of_all, jax.local_devices()[:num_devices])
+  return read_program(lowered.compile().as_text(), num_devices)
+
+
+def lower(config: launch_config.ExperimentConfig, devices: list[jax.Device]) -> Any:
+  """Lowers the update of a run from the shapes of its arguments.
+
+  Raises:
+    ValueError: the batch does not divide over the devices, or a fused run has several hosts.
+  """
+  here = [device for device in devices if device.process_index == 0]
+  if config.fused:
+    if len(here) < len(devices):
+      raise ValueError(
+        f'a fused run is one process on one host, whose share of the slice is {len(here)} of '
+        f'{len(devices)} devices; give --set learner.fused=false, or another of --programs'
+      )
+    return fused.build(config, parts_lib.make_parts(config), devices).lower()
+  parts, count = parts_lib.make_parts(config), len(devices)
+  update = config.record.make_update(config, parts.trained, num_devices=count)
+  state = jax.eval_shape(update.init, jax.eval_shape(lambda: jax.random.key(0)))
+  stack = lambda tree, *lead: jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct((*lead, *x.shape), x.dtype), tree
   )
-  mapped = devices_lib.mapped(made.update, jax.local_devices()[:num_devices])
-  return read_program(mapped.lower(each(state), each(sequence)).compile().as_text(), num_devices)
-
-
-def _shapes(work: bench.Work, num_devices: int) -> tuple[dreamer_update.DreamerUpdate, Any, Any]:
-  """The update, and shapes of one replica's state and batch."""
-  dreamer = dreamer_agent.make_dreamer(work.agent, work.observation_spec, work.action_spec)
-  share = work.learner.batch_per_device(1)
-  of_all = dataclasses.replace(work.learner, batch_size=share * num_devices)
-  made = dreamer_update.make_update(dreamer, of_all)
-  state = jax.eval_shape(lambda: made.init(jax.random.key(0)))
-  return made, state, jax.eval_shape(lambda: bench.random_batch(dreamer, work))
+  # `pmap` takes the arrays of one host.
+  batch = stack(parts.sequence_schema, len(here), config.batch_size // count)
+  return devices_lib.mapped(update.update, devices).lower(stack(state, len(here)), batch)
 
 
 def read_program(text: str, num_devices: int) -> Compiled:
@@ -182,7 +195,7 @@ def output_dtypes(text: str) -> list[str]:
   return [array['dtype'] + array['bits'] for array in _ARRAY.finditer(shapes[0])]
 
 
-def show(program: str, measure: Callable[[], list[bench.Figure]], *, as_json: bool) -> int:
+def show(program: str, measure: Callable[[], list[Figure]], *, as_json: bool) -> int:
   """Measures and prints figures; returns 0, or 2 after naming bad input in one line."""
   try:
     figures = measure()
@@ -190,9 +203,9 @@ def show(program: str, measure: Callable[[], list[bench.Figure]], *, as_json: bo
     print(f'{program}: {error}', file=sys.stderr)
     return 2
   if as_json:
-    print(metrics.to_json(bench.to_rows(figures)))
+    print(metrics.to_json(speed.to_rows(figures)))
   else:
-    bench.show(figures)
+    speed.show(figures)
   return 0
 
 
@@ -209,7 +222,7 @@ def main(arguments: Sequence[str]) -> int:
   simulated = f'--xla_force_host_platform_device_count={max(given.devices)}'
   os.environ.setdefault('XLA_FLAGS', simulated)
   jax.config.update('jax_platforms', 'cpu')
-  measure = lambda: scaling(bench.Work.of_size(given.size), given.devices)
+  measure = lambda: scaling(speed.of_size(given.size), given.devices)
   return show('scaling', measure, as_json=given.json)
 
 

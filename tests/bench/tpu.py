@@ -22,10 +22,7 @@ from jax.experimental import topologies
 
 from hephaestus.launch import config as launch_config
 from hephaestus.launch import records
-from hephaestus.launch.run import fused
-from hephaestus.launch.run import parts as parts_lib
-from hephaestus.learner import bench
-from hephaestus.learner import devices as devices_lib
+from hephaestus.launch.bench.speed import Figure
 
 PRESET = 'tpu-v4-8'
 FUSED = 'dreamer-fused'
@@ -48,7 +45,7 @@ _ENVIRONMENT = {
 
 def tpu(
   names: Sequence[str], programs: Sequence[str], environment: str, overrides: list[str]
-) -> list[bench.Figure]:
+) -> list[Figure]:
   """Compiles programs for TPU topologies, and reads their figures from the compiled code.
 
   Args:
@@ -134,34 +131,9 @@ def _first_line(error: Exception) -> str:
   return str(error).strip().split('\n')[0]
 
 
-def lower(config: launch_config.ExperimentConfig, devices: list[jax.Device]) -> Any:
-  """Lowers the update of a run from the shapes of its arguments.
-
-  Raises:
-    ValueError: the batch does not divide over the devices, or a fused run has several hosts.
-  """
-  here = [device for device in devices if device.process_index == 0]
-  if config.fused:
-    if len(here) < len(devices):
-      raise ValueError(
-        f'a fused run is one process on one host, whose share of the slice is {len(here)} of '
-        f'{len(devices)} devices; give --set learner.fused=false, or another of --programs'
-      )
-    return fused.build(config, parts_lib.make_parts(config), devices).lower()
-  parts, count = parts_lib.make_parts(config), len(devices)
-  update = config.record.make_update(config, parts.trained, num_devices=count)
-  state = jax.eval_shape(update.init, jax.eval_shape(lambda: jax.random.key(0)))
-  stack = lambda tree, *lead: jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct((*lead, *x.shape), x.dtype), tree
-  )
-  # `pmap` takes the arrays of one host.
-  batch = stack(parts.sequence_schema, len(here), config.batch_size // count)
-  return devices_lib.mapped(update.update, devices).lower(stack(state, len(here)), batch)
-
-
 def _figures(
   name: str, config: launch_config.ExperimentConfig, devices: list[jax.Device], gibibytes: int
-) -> list[bench.Figure]:
+) -> list[Figure]:
   """Compiles one program, and returns its figures.
 
   Raises:
@@ -169,7 +141,7 @@ def _figures(
   """
   began = time.perf_counter()
   try:
-    lowered = lower(config, devices)
+    lowered = scaling.lower(config, devices)
   except ValueError as error:
     raise ValueError(f'{name}: {error}') from None
   lower_seconds = time.perf_counter() - began
@@ -186,18 +158,18 @@ def _figures(
     **{f'losses/{dtype}': count for dtype, count in losses(text, lowered.out_tree).items()},
   }
   return [
-    bench.Figure(f'{name}/devices', len(devices), ''),
-    bench.Figure(f'{name}/lower', lower_seconds, 's'),
-    bench.Figure(f'{name}/compile', compile_seconds, 's'),
+    Figure(f'{name}/devices', len(devices), ''),
+    Figure(f'{name}/lower', lower_seconds, 's'),
+    Figure(f'{name}/compile', compile_seconds, 's'),
     *_memory(name, compiled.memory_analysis(), gibibytes),
-    bench.Figure(f'{name}/reduced', program.reduced, 'bytes'),
-    bench.Figure(f'{name}/gathered', program.gathered, 'bytes'),
-    bench.Figure(f'{name}/other_collectives', program.other_collectives, ''),
-    *(bench.Figure(f'{name}/{what}', count, '') for what, count in sorted(counts.items())),
+    Figure(f'{name}/reduced', program.reduced, 'bytes'),
+    Figure(f'{name}/gathered', program.gathered, 'bytes'),
+    Figure(f'{name}/other_collectives', program.other_collectives, ''),
+    *(Figure(f'{name}/{what}', count, '') for what, count in sorted(counts.items())),
   ]
 
 
-def _memory(name: str, memory: Any, gibibytes: int) -> list[bench.Figure]:
+def _memory(name: str, memory: Any, gibibytes: int) -> list[Figure]:
   """Figures of the memory of one device; outputs that reuse the memory of arguments do not count."""
   parts = {
     'arguments': memory.argument_size_in_bytes,
@@ -207,7 +179,7 @@ def _memory(name: str, memory: Any, gibibytes: int) -> list[bench.Figure]:
   }
   limit = gibibytes * 2**30
   return [
-    bench.Figure(f'{name}/{part}', value, 'bytes', limit)
+    Figure(f'{name}/{part}', value, 'bytes', limit)
     for part, value in {**parts, 'memory': sum(parts.values())}.items()
   ]
 

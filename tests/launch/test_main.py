@@ -404,7 +404,7 @@ def test_negative_seed_of_a_command_is_refused(tmp_path, capsys, command):
   )
 
 
-@pytest.mark.parametrize('command', [[], ['evaluate'], ['bench', 'env'], ['train']])
+@pytest.mark.parametrize('command', [[], ['evaluate'], ['bench', 'speed'], ['train']])
 def test_help_is_without_flags_of_absl(capsys, command):
   with pytest.raises(SystemExit):
     run(*command, '--help')
@@ -579,7 +579,7 @@ def test_console_script_ends_with_code_two_and_one_line(folder):
 @pytest.mark.parametrize(
   'words',
   [
-    'train', 'evaluate catch', 'watch catch', 'doctor catch', 'environments', 'bench env', 'inspect run',
+    'train', 'evaluate catch', 'watch catch', 'doctor catch', 'environments', 'bench speed', 'inspect run',
     'report run', 'dashboard run', 'export catch --out out', 'launch hosts.yaml',
   ],
 )  # fmt: skip

@@ -1,41 +1,33 @@
 """Bytes between devices in an update: gradients and little more, for any number of devices."""
 
-import dataclasses
-
 import jax
 import pytest
 import scaling
-import tiny
+import tiny as tiny_sizes
 
-from hephaestus.agents.dreamer import agent as dreamer_agent
-from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import modules
-from hephaestus.learner import bench
+from hephaestus.launch import config as launch_config
+from hephaestus.launch.agents import presets
+from hephaestus.launch.run import parts as parts_lib
 
 
-@pytest.fixture(scope='module')
-def work():
-  laptop = bench.Work.of_size('laptop').changed(batch=2, length=4)
-  agent = dreamer_config.DreamerConfig(**tiny.DREAMER)
-  return dataclasses.replace(laptop, agent=agent, name='tiny')
+@pytest.fixture
+def config():
+  return launch_config.override(presets.laptop('catch'), tiny_sizes.SHAPES)
 
 
-def test_devices_exchange_their_gradients_and_metrics(work):
+def test_devices_exchange_their_gradients_and_metrics(config):
   """`test_dreamer_cognition.py` tests eight devices."""
-  program = scaling.compile_for(work, 2)
-  dreamer = dreamer_agent.make_dreamer(work.agent, work.observation_spec, work.action_spec)
-  params = jax.eval_shape(dreamer.agent.init_params, jax.random.key(0))
+  program = scaling.compile_for(config, 2)
+  params = jax.eval_shape(parts_lib.make_parts(config).agent.init_params, jax.random.key(0))
   num_bytes = lambda tree: sum(4 * leaf.size for leaf in jax.tree.leaves(tree))
   moments = dict(params['world_model'][modules.STATISTICS])
   del moments['count']
   world = {name: x for name, x in params['world_model'].items() if name not in modules.AVERAGES}
   rest = program.reduced - num_bytes((world, params['actor_critic'], moments))
   assert 0 < rest <= 4 * 96  # numbers that metrics are means of
-  starts = work.learner.batch_size * min(
-    work.agent.starts_per_sequence or work.sequence_length, work.sequence_length
-  )
   # Devices gather one return of each start, whose percentiles scale the advantages on all of them.
-  assert program.gathered == 4 * starts
+  assert program.gathered == 4 * config.batch_size * config.agent.starts_per_sequence
 
 
 def test_collectives_are_read_in_the_text_of_a_program():
@@ -74,11 +66,13 @@ def test_precision_is_read_in_the_text_of_a_program():
   assert (program.reduced, program.gathered, program.other_collectives) == (0, 0, 0)
 
 
-def test_missing_devices_are_refused(work):
-  with pytest.raises(ValueError, match='--devices 2 99: each must lie in 1 to 8'):
-    scaling.scaling(work, [2, 99])
-
-
-def test_unknown_size_is_named_in_one_line(capsys):
-  assert scaling.main(['--size', '2m']) == 2
-  assert capsys.readouterr().err.startswith('scaling: --size 2m: choose one of laptop')
+@pytest.mark.parametrize(
+  ('arguments', 'words'),
+  [
+    (['--devices', '2', '99'], '--devices 2 99: each must lie in 1 to 8'),
+    (['--size', '2m'], '--size 2m: choose one of laptop'),
+  ],
+)
+def test_bad_input_is_one_line(capsys, arguments, words):
+  assert scaling.main(arguments) == 2
+  assert capsys.readouterr().err.startswith(f'scaling: {words}')

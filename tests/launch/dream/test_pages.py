@@ -117,7 +117,6 @@ def test_session_over_http(serve):
   [
     ('act', {'at': 0, 'action': 9}, 400, 'action=9: a whole number from 0 to 2 should be given'),
     ('act', {'at': 0, 'wish': 1}, 400, "unexpected keyword argument 'wish'"),
-    ('act', {}, 400, "required positional argument: 'at'"),
     ('act', b'{', 400, 'the request is not JSON'),
     ('act', [0], 400, 'the request is no JSON object'),
     ('act', b' ' * 70_000, 413, 'a request has at most 65,536 bytes'),
@@ -186,14 +185,8 @@ def test_keys_steer_both_sides(serve, browser):
   shown = Shown(browser, served)
   page = shown.page
   assert page.inner_text('h1') == 'Dream of catch'
-  for key, at in (
-    ('ArrowLeft', 1),
-    ('3', 2),
-    ('Backspace', 1),
-    ('ArrowLeft', 3),
-    ('b', 4),
-    ('Enter', 5),
-  ):
+  keys = 'ArrowLeft', '3', 'Backspace', 'ArrowLeft', 'b', 'Enter'
+  for key, at in zip(keys, (1, 2, 1, 3, 4, 5), strict=True):
     shown.press(key, at)
   (session,) = served.sessions._open.values()
   steps = [node.shown for node in session.nodes]
@@ -311,15 +304,4 @@ def test_numbers_of_two_axes_are_a_heat_map_on_both_sides(serve, browser):
     lines = shown.pixels(f'{side}-picture')[::40, ::40]
     np.testing.assert_array_equal((lines[..., :3] == [230, 60, 110]).all(-1), differs)
   assert shown.page.locator('#strip canvas').count() == 4 and shown.complaints == []
-  shown.page.close()
-
-
-@pytest.mark.parametrize('width', [1280, 400])
-def test_layout_has_no_overflow_in_either_scheme(serve, browser, width):
-  shown = Shown(browser, serve())
-  shown.page.set_viewport_size({'width': width, 'height': 900})
-  shown.press('ArrowLeft', 1)
-  for scheme in ('dark', 'light'):
-    shown.page.emulate_media(color_scheme=scheme)
-    assert shown.page.evaluate('document.documentElement.scrollWidth') <= width
   shown.page.close()
