@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 # Built-in environments: name -> import path. A module is imported when its environment is made.
 ENVIRONMENTS = {
   'catch': 'hephaestus.actors.environments.catch:Catch',
-  'errands': 'hephaestus.actors.environments.errands:Errands',
+  'errands': 'hephaestus.actors.environments.cognition.errands:Errands',
   'grid_world': 'hephaestus.actors.environments.grid_world:GridWorld',
   'hackmatrix': 'hephaestus.actors.environments.hackmatrix:make',
-  'ice': 'hephaestus.actors.environments.ice:Ice',
-  'noisy_corridor': 'hephaestus.actors.environments.noisy_corridor:NoisyCorridor',
-  'oasis': 'hephaestus.actors.environments.oasis:Oasis',
-  'rooms': 'hephaestus.actors.environments.rooms:Rooms',
-  'sprites': 'hephaestus.actors.environments.sprites:Sprites',
+  'ice': 'hephaestus.actors.environments.cognition.ice:Ice',
+  'noisy_corridor': 'hephaestus.actors.environments.cognition.noisy_corridor:NoisyCorridor',
+  'oasis': 'hephaestus.actors.environments.cognition.oasis:Oasis',
+  'rooms': 'hephaestus.actors.environments.cognition.rooms:Rooms',
+  'sprites': 'hephaestus.actors.environments.cognition.sprites:Sprites',
 }
 
 LISTING = '`hephaestus environments` lists them'

@@ -22,7 +22,7 @@ from matplotlib import pyplot as plt
 
 from hephaestus.actors import episodes
 from hephaestus.actors.environments import environment as environment_lib
-from hephaestus.actors.environments import errands, ice
+from hephaestus.actors.environments.cognition import errands, ice
 from hephaestus.launch.interface import policy as policy_lib
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / 'images'

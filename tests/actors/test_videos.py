@@ -7,10 +7,9 @@ import pytest
 import tiny
 
 from hephaestus.actors import episodes, evaluator, videos
-from hephaestus.actors.environments import (
-  catch,
+from hephaestus.actors.environments import catch, grid_world
+from hephaestus.actors.environments.cognition import (
   errands,
-  grid_world,
   ice,
   noisy_corridor,
   oasis,

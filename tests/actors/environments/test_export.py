@@ -10,7 +10,8 @@ from absl.testing import absltest
 from dm_env import specs, test_utils
 
 from hephaestus.actors import environments
-from hephaestus.actors.environments import catch, export, rooms, wrappers
+from hephaestus.actors.environments import catch, export, wrappers
+from hephaestus.actors.environments.cognition import rooms
 
 OURS = ['catch', 'hackmatrix']  # an array, and a dictionary with an action mask
 

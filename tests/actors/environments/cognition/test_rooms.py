@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from hephaestus.actors import environments
-from hephaestus.actors.environments import rooms, wrappers
+from hephaestus.actors.environments import wrappers
+from hephaestus.actors.environments.cognition import rooms
 
 
 def stream(env, num_choices, seed=0):

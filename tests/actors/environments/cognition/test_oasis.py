@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from hephaestus.actors import environments
-from hephaestus.actors.environments import oasis, wrappers
-from hephaestus.actors.environments.oasis import DOWN, LEFT, RIGHT, STAY, UP
+from hephaestus.actors.environments import wrappers
+from hephaestus.actors.environments.cognition import oasis
+from hephaestus.actors.environments.cognition.oasis import DOWN, LEFT, RIGHT, STAY, UP
 
 ENV = oasis.Oasis()
 FAR = ((8, 8), (0, 8), (8, 0), (0, 0))  # predator, food, water, den

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from hephaestus.actors import environments
-from hephaestus.actors.environments import sprites, wrappers
+from hephaestus.actors.environments import wrappers
+from hephaestus.actors.environments.cognition import sprites
 
 ENV = sprites.Sprites()
 UP, DOWN, LEFT, RIGHT = range(4)

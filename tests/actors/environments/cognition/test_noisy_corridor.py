@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hephaestus.actors import environments
-from hephaestus.actors.environments import noisy_corridor
+from hephaestus.actors.environments.cognition import noisy_corridor
 
 LEFT, STAY, RIGHT = range(3)
 WORLD = noisy_corridor.NoisyCorridor(

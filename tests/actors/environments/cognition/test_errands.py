@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from hephaestus.actors import environments
-from hephaestus.actors.environments import errands, wrappers
+from hephaestus.actors.environments import wrappers
+from hephaestus.actors.environments.cognition import errands
 
 ENV = errands.Errands()
 IN_ORDER = (0, 1, 2, 3, 4, 5, 6, 7)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from hephaestus.actors import environments
-from hephaestus.actors.environments import ice
-from hephaestus.actors.environments.ice import DOWN, LEFT, RIGHT, STAY, UP
+from hephaestus.actors.environments.cognition import ice
+from hephaestus.actors.environments.cognition.ice import DOWN, LEFT, RIGHT, STAY, UP
 
 ENV = ice.Ice()
 PITS = ((1, 1), (7, 7))  # on ice, on firm ground, where the ice is LEFT or UP
