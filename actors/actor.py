@@ -29,32 +29,22 @@ class Profiler(Protocol):
 
 
 class Identity(NamedTuple):
-  """Which actor of which run this is.
+  """Which actor of which run this is."""
 
-  Attributes:
-    actor_id: number of this actor, stored with its sequences.
-    seed: seed of the run, for the actor's PRNG key.
-    launch_id: ID of this launch of the run; each launch of a resumed run has another. The actor ends at
-      the final parameters of this launch, not at the parameters of an older one.
-  """
-
-  actor_id: int
-  seed: int
+  actor_id: int  # number of this actor, stored with its sequences
+  seed: int  # seed of the run, for the actor's PRNG key
+  # ID of this launch of the run; each launch of a resumed run has another. The actor ends at the
+  # final parameters of this launch, not at the parameters of an older one.
   launch_id: int
 
 
 class ReplayConnections(NamedTuple):
-  """An actor's connections to replay.
+  """An actor's connections to replay."""
 
-  Attributes:
-    source: fetches acting parameters.
-    writer: inserts sequences.
-    environment_step: returns the number of environment steps that all actors have collected; None
-      while replay does not answer.
-  """
-
-  source: parameters.Subscription
-  writer: writer_lib.Writer
+  source: parameters.Subscription  # fetches acting parameters
+  writer: writer_lib.Writer  # inserts sequences
+  # returns the number of environment steps that all actors have collected; None while replay does
+  # not answer
   environment_step: Callable[[], int | None]
 
 

@@ -24,19 +24,14 @@ CONTEXT = 5  # steps observed before the prediction, as in Hafner et al. (2019);
 
 
 class Evaluation(NamedTuple):
-  """Means over the episodes of an evaluation.
+  """Means over the episodes of an evaluation."""
 
-  Attributes:
-    episode_return: mean undiscounted return.
-    episode_length: mean number of steps.
-    normalised_score: 0 for the random, 1 for the scripted policy, see `wrappers.normalised_score`; None
-      without reference returns of these two policies.
-    metrics: means of the environment's own metrics by name, see `rollout.Episodes`.
-  """
-
-  episode_return: float
-  episode_length: float
+  episode_return: float  # mean undiscounted return
+  episode_length: float  # mean number of steps
+  # 0 for the random, 1 for the scripted policy, see `wrappers.normalised_score`; None without
+  # reference returns of these two policies
   normalised_score: float | None
+  # means of the environment's own metrics by name, see `rollout.Episodes`
   metrics: Mapping[str, float] = {}
 
   def row(self) -> dict[str, float | None]:
@@ -46,17 +41,11 @@ class Evaluation(NamedTuple):
 
 
 class Remembered(NamedTuple):
-  """An entry of the agent's episodic memory that is similar to the current observation.
+  """An entry of the agent's episodic memory that is similar to the current observation."""
 
-  Attributes:
-    similarity: cosine similarity of the entry's observation and the current one, at most 1.
-    action: action that was taken there: name of the choice, or numbers.
-    return_: return that followed.
-  """
-
-  similarity: float
-  action: str
-  return_: float
+  similarity: float  # cosine similarity of the entry's observation and the current one, at most 1
+  action: str  # action that was taken there: name of the choice, or numbers
+  return_: float  # return that followed
 
 
 class PlayedStep(NamedTuple):
@@ -103,17 +92,12 @@ class PlayedStep(NamedTuple):
 
 
 class Recording(NamedTuple):
-  """The T time steps of one episode, or of its beginning.
+  """The T time steps of one episode, or of its beginning."""
 
-  Attributes:
-    frames: T rendered states, [H, W, 3] uint8 each; None if the environment renders none.
-    observation: [T, ...] tree of host arrays.
-    action: [T - 1, ...], the action chosen at each time step but the last.
-  """
-
+  # T rendered states, [H, W, 3] uint8 each; None if the environment renders none
   frames: list[np.ndarray] | None
-  observation: Any
-  action: np.ndarray
+  observation: Any  # [T, ...] tree of host arrays
+  action: np.ndarray  # [T - 1, ...], the action chosen at each time step but the last
 
 
 class Play:

@@ -24,22 +24,15 @@ METRICS = 'environment/'  # prefix of the environment's own metrics, see `Enviro
 
 
 class UnrollState(NamedTuple):
-  """State of N environments and of the policy in each, between two unrolls.
+  """State of N environments and of the policy in each, between two unrolls."""
 
-  Attributes:
-    env_state: [N, ...] states of the environments with auto-reset.
-    timestep: [N, ...] newest time steps, for which no action is chosen yet.
-    policy_state: policy state of the N environments, before the policy reads `timestep`.
-    episode_return: [N] float32, undiscounted return of each episode so far.
-    episode_length: [N] int32, steps of each episode so far.
-    metrics: name -> [N] float32, the environment's metrics of each episode so far.
-  """
-
-  env_state: Tree
+  env_state: Tree  # [N, ...] states of the environments with auto-reset
+  # [N, ...] newest time steps, for which no action is chosen yet
   timestep: environment_lib.TimeStep
-  policy_state: Tree
-  episode_return: jax.Array
-  episode_length: jax.Array
+  policy_state: Tree  # policy state of the N environments, before the policy reads `timestep`
+  episode_return: jax.Array  # [N] float32, undiscounted return of each episode so far
+  episode_length: jax.Array  # [N] int32, steps of each episode so far
+  # name -> [N] float32, the environment's metrics of each episode so far
   metrics: Mapping[str, jax.Array] = {}
 
 

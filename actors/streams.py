@@ -21,27 +21,18 @@ Played = tuple[experience.Sequence, rollout.Episodes]
 
 
 class Streams(NamedTuple):
-  """T consecutive steps of N environments, and the E episodes that ended in them; host arrays.
+  """T consecutive steps of N environments, and the E episodes that ended in them; host arrays."""
 
-  Attributes:
-    observation: [T, N, F] float32, all numbers of the observation, without the action mask.
-    action: [T, N, A] float32, chosen at the step; one-hot for discrete actions.
-    reward: [T, N] float32, reward that arrived at the step, earned by the action before.
-    discount: [T, N] float32, discount that arrived at the step.
-    first: [T, N] bool, whether the step is the first of its episode.
-    lengths: [E], steps of each episode.
-    returns: [E] float32, undiscounted return of each episode.
-    ends: [E] float32, discount at the last step of each episode: 0 if it terminated, 1 if a time
-      limit truncated it.
-  """
-
+  # [T, N, F] float32, all numbers of the observation, without the action mask
   observation: np.ndarray
-  action: np.ndarray
-  reward: np.ndarray
-  discount: np.ndarray
-  first: np.ndarray
-  lengths: np.ndarray
-  returns: np.ndarray
+  action: np.ndarray  # [T, N, A] float32, chosen at the step; one-hot for discrete actions
+  reward: np.ndarray  # [T, N] float32, reward that arrived at the step, earned by the action before
+  discount: np.ndarray  # [T, N] float32, discount that arrived at the step
+  first: np.ndarray  # [T, N] bool, whether the step is the first of its episode
+  lengths: np.ndarray  # [E], steps of each episode
+  returns: np.ndarray  # [E] float32, undiscounted return of each episode
+  # [E] float32, discount at the last step of each episode: 0 if it terminated, 1 if a time limit
+  # truncated it
   ends: np.ndarray
 
 

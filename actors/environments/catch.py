@@ -26,16 +26,12 @@ class Catch(environment.Environment):
 
   Actions are left, stay, right. The observation is the board, bool, flattened row by row, True at the
   ball and at the paddle. On the default board the paddle can reach every column in time.
-
-  Attributes:
-    rows: rows of the board; an episode takes rows - 1 steps.
-    columns: columns of the board.
-    cell_pixels: 0: the board is observed. Else an image of it is observed in its place, white on black,
-      with so many pixels along each side of a cell: [rows * cell_pixels, columns * cell_pixels, 3] uint8.
   """
 
-  rows: int = 10
-  columns: int = 5
+  rows: int = 10  # rows of the board; an episode takes rows - 1 steps
+  columns: int = 5  # columns of the board
+  # 0: the board is observed. Else an image of it is observed in its place, white on black, with so
+  # many pixels along each side of a cell: [rows * cell_pixels, columns * cell_pixels, 3] uint8.
   cell_pixels: int = 0
 
   def __post_init__(self):

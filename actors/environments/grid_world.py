@@ -39,23 +39,14 @@ TYPE_COLOURS = np.array(  # the colour-blind safe palette of Okabe and Ito; the 
 
 
 class State(flax.struct.PyTreeNode):
-  """State of a grid of S by S cells.
+  """State of a grid of S by S cells."""
 
-  Attributes:
-    position: [2] int32, the agent's row and column.
-    grid: [S, S] uint8, the type of the resource in each cell, or EMPTY.
-    inventory: [NUM_TYPES] int32, how many of each type were collected.
-    step_count: [] int32, steps since the reset.
-    visited: [S, S] bool, cells the agent has stood on, the first included.
-    cumulative_reward: [] float32, the return so far.
-  """
-
-  position: jax.Array
-  grid: jax.Array
-  inventory: jax.Array
-  step_count: jax.Array
-  visited: jax.Array
-  cumulative_reward: jax.Array
+  position: jax.Array  # [2] int32, the agent's row and column
+  grid: jax.Array  # [S, S] uint8, the type of the resource in each cell, or EMPTY
+  inventory: jax.Array  # [NUM_TYPES] int32, how many of each type were collected
+  step_count: jax.Array  # [] int32, steps since the reset
+  visited: jax.Array  # [S, S] bool, cells the agent has stood on, the first included
+  cumulative_reward: jax.Array  # [] float32, the return so far
 
 
 def egocentric(observation: jax.Array, size: int) -> jax.Array:
@@ -92,17 +83,12 @@ class GridWorld(environment.Environment):
   The observation is [size² + 10] float32 in [0, 1]: the cells row by row, 0 if empty, else
   (type + 1) / 8; the inventory divided by `num_resources`; and row and column divided by size - 1.
   Up to 16 by 16 cells, bfloat16 keeps all of these values distinct.
-
-  Attributes:
-    size: cells along a side.
-    num_resources: resources at the beginning of an episode.
-    max_steps: time limit.
-    egocentric: whether agents also read an egocentric map, see the function `egocentric`.
   """
 
-  size: int = 16
-  num_resources: int = 24
-  max_steps: int = 256
+  size: int = 16  # cells along a side
+  num_resources: int = 24  # resources at the beginning of an episode
+  max_steps: int = 256  # time limit
+  # whether agents also read an egocentric map, see the function `egocentric`
   egocentric: bool = True
 
   def __post_init__(self):

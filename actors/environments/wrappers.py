@@ -74,15 +74,10 @@ class Wrapper(Environment):
 
 
 class AutoResetState(NamedTuple):
-  """State of `AutoReset`.
+  """State of `AutoReset`."""
 
-  Attributes:
-    env_state: state of the wrapped environment.
-    is_over: [] bool, whether the newest time step is LAST.
-  """
-
-  env_state: EnvState
-  is_over: jax.Array
+  env_state: EnvState  # state of the wrapped environment
+  is_over: jax.Array  # [] bool, whether the newest time step is LAST
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,15 +151,10 @@ def _in_groups(begin: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class TimeLimitState(NamedTuple):
-  """State of `TimeLimit`.
+  """State of `TimeLimit`."""
 
-  Attributes:
-    env_state: state of the wrapped environment.
-    step_count: [] int32, steps since the reset.
-  """
-
-  env_state: EnvState
-  step_count: jax.Array
+  env_state: EnvState  # state of the wrapped environment
+  step_count: jax.Array  # [] int32, steps since the reset
 
 
 @dataclasses.dataclass(frozen=True)
@@ -372,14 +362,10 @@ class ReferenceReturns(NamedTuple):
   """Mean undiscounted episode returns of two policies, by which scores are normalised.
 
   They are means of whatever else the environment is `scored_by`.
-
-  Attributes:
-    random: mean of the random policy.
-    scripted: mean of the environment's scripted policy.
   """
 
-  random: float
-  scripted: float
+  random: float  # mean of the random policy
+  scripted: float  # mean of the environment's scripted policy
 
 
 def normalised_score(return_: chex.Numeric, reference: ReferenceReturns) -> chex.Numeric:

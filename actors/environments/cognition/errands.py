@@ -22,17 +22,12 @@ COLOURS = ((213, 94, 0), (0, 158, 115), (86, 180, 233), (204, 121, 167))  # of O
 
 
 class State(flax.struct.PyTreeNode):
-  """State of one environment.
+  """State of one environment."""
 
-  Attributes:
-    countdown: [8] int32, steps until each errand is due: different numbers from 0 to 8, one of them 0.
-    wanted: [8] int32, button of each errand, 0 to 3.
-    step_count: [] int32, steps since the reset.
-  """
-
+  # [8] int32, steps until each errand is due: different numbers from 0 to 8, one of them 0
   countdown: jax.Array
-  wanted: jax.Array
-  step_count: jax.Array
+  wanted: jax.Array  # [8] int32, button of each errand, 0 to 3
+  step_count: jax.Array  # [] int32, steps since the reset
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,12 +42,9 @@ class Errands(environment.Environment):
 
   An episode is truncated after `max_steps`. The observation is a dict of 'errand_0' to 'errand_7', each
   [5] float32: the countdown divided by 8, and the button, one-hot.
-
-  Attributes:
-    max_steps: time limit.
   """
 
-  max_steps: int = 50
+  max_steps: int = 50  # time limit
 
   def __post_init__(self):
     if self.max_steps < 1:

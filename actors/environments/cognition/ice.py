@@ -28,17 +28,12 @@ PIT, DISC = (60, 60, 66), (213, 94, 0)
 
 
 class State(flax.struct.PyTreeNode):
-  """State of one environment.
+  """State of one environment."""
 
-  Attributes:
-    places: [3, 2] int32, row and column of the agent, the pit on ice and the pit on firm ground.
-    side: [] int32, side of the square at which the ice is: UP, DOWN, LEFT or RIGHT.
-    step_count: [] int32, steps since the reset.
-  """
-
+  # [3, 2] int32, row and column of the agent, the pit on ice and the pit on firm ground
   places: jax.Array
-  side: jax.Array
-  step_count: jax.Array
+  side: jax.Array  # [] int32, side of the square at which the ice is: UP, DOWN, LEFT or RIGHT
+  step_count: jax.Array  # [] int32, steps since the reset
 
 
 def around(observation: jax.Array) -> jax.Array:
@@ -89,14 +84,10 @@ class Ice(environment.Environment):
 
   The observation is [10] float32: row and column of agent, pit on ice and pit on firm ground,
   divided by 8; and the side of the ice (up, down, left, right), one-hot. Agents also read the view `around`.
-
-  Attributes:
-    slip: probability that an action in a cell of ice is replaced.
-    max_steps: time limit.
   """
 
-  slip: float = 0.9
-  max_steps: int = 100
+  slip: float = 0.9  # probability that an action in a cell of ice is replaced
+  max_steps: int = 100  # time limit
 
   def __post_init__(self):
     if not 0 <= self.slip <= 1:

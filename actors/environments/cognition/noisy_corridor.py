@@ -16,17 +16,11 @@ CELL_PIXELS = 16
 
 
 class State(flax.struct.PyTreeNode):
-  """State of one corridor.
+  """State of one corridor."""
 
-  Attributes:
-    place: [] int32, the agent's cell, counted from the left.
-    pixels: [num_pixels] float32, observed in that cell at this step.
-    step_count: [] int32, steps since the reset.
-  """
-
-  place: jax.Array
-  pixels: jax.Array
-  step_count: jax.Array
+  place: jax.Array  # [] int32, the agent's cell, counted from the left
+  pixels: jax.Array  # [num_pixels] float32, observed in that cell at this step
+  step_count: jax.Array  # [] int32, steps since the reset
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,24 +35,16 @@ class NoisyCorridor(environment.Environment):
   The observation is [length + num_pixels] float32: the agent's place, one-hot, and the pixels, each 0
   or 1, or standard normal. With normal pixels the spec has no bounds, so agents read all numbers,
   also of the place, as unbounded. The metric `at_noise` of an episode is its share of steps in noisy cells.
-
-  Attributes:
-    length: number of cells.
-    first_noisy: the leftmost noisy cell.
-    num_noisy: number of adjacent noisy cells.
-    num_pixels: number of pixels, each random in a noisy cell.
-    pixels: distribution of the noise: 'binary', 1 with probability 1/2, or 'normal'.
-    open_cells: number of cells, counted from the left, that the agent can enter; None for all.
-    max_steps: time limit.
   """
 
-  length: int = 20
-  first_noisy: int = 8
-  num_noisy: int = 4
-  num_pixels: int = 8
-  pixels: str = 'binary'
+  length: int = 20  # number of cells
+  first_noisy: int = 8  # the leftmost noisy cell
+  num_noisy: int = 4  # number of adjacent noisy cells
+  num_pixels: int = 8  # number of pixels, each random in a noisy cell
+  pixels: str = 'binary'  # distribution of the noise: 'binary', 1 with probability 1/2, or 'normal'
+  # number of cells, counted from the left, that the agent can enter; None for all
   open_cells: int | None = None
-  max_steps: int = 64
+  max_steps: int = 64  # time limit
 
   metrics: ClassVar[dict[str, str]] = {'at_noise': 'mean'}
 

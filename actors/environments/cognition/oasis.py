@@ -39,17 +39,12 @@ COLOURS = {  # the colour-blind safe palette of Okabe and Ito
 
 
 class State(flax.struct.PyTreeNode):
-  """State of one environment.
+  """State of one environment."""
 
-  Attributes:
-    places: [5, 2] int32, row and column of agent, predator, food, water and den.
-    left: [3] int32, steps left until food, water and energy are 0, unless they are restored.
-    step_count: [] int32, steps since the reset.
-  """
-
-  places: jax.Array
+  places: jax.Array  # [5, 2] int32, row and column of agent, predator, food, water and den
+  # [3] int32, steps left until food, water and energy are 0, unless they are restored
   left: jax.Array
-  step_count: jax.Array
+  step_count: jax.Array  # [] int32, steps since the reset
 
 
 def offsets(places: jax.Array) -> jax.Array:
@@ -88,18 +83,13 @@ class Oasis(environment.Environment):
 
   Rewards are 0 by default. Two options add rewards for survival: baselines for agents that make their
   own intrinsic rewards of the vitals.
-
-  Attributes:
-    max_steps: time limit.
-    alive_reward: reward of each step that the agent survives.
-    level_bonus: reward of each such step for each vital above 0.5, and minus that for each below 0.3.
-    image: whether the cells are observed as an image in place of numbers.
   """
 
-  max_steps: int = 500
-  alive_reward: float = 0.0
+  max_steps: int = 500  # time limit
+  alive_reward: float = 0.0  # reward of each step that the agent survives
+  # reward of each such step for each vital above 0.5, and minus that for each below 0.3
   level_bonus: float = 0.0
-  image: bool = False
+  image: bool = False  # whether the cells are observed as an image in place of numbers
 
   def __post_init__(self):
     if self.max_steps < 1:

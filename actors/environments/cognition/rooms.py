@@ -20,19 +20,12 @@ NAME_ROWS = 4
 
 
 class State(flax.struct.PyTreeNode):
-  """State of a stream: the consecutive episodes of one environment, of one choice each.
+  """State of a stream: the consecutive episodes of one environment, of one choice each."""
 
-  Attributes:
-    stream: [] uint32, random seed of the stream's fresh rooms.
-    choices: [] int32, number of choices made in this stream so far.
-    name: [] uint32 below 2^24, name of the current room.
-    opened: [] int32, door that was opened, 0 to 3; -1 before the choice.
-  """
-
-  stream: jax.Array
-  choices: jax.Array
-  name: jax.Array
-  opened: jax.Array
+  stream: jax.Array  # [] uint32, random seed of the stream's fresh rooms
+  choices: jax.Array  # [] int32, number of choices made in this stream so far
+  name: jax.Array  # [] uint32 below 2^24, name of the current room
+  opened: jax.Array  # [] int32, door that was opened, 0 to 3; -1 before the choice
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,16 +44,11 @@ class Rooms(environment.Environment):
 
   The observation is [28] bool: the 24 bits of the name, and the opened door, one-hot; before the choice
   all doors are False.
-
-  Attributes:
-    num_rooms: number of rooms before `fresh_after`.
-    fresh_after: number of choices after which a stream enters fresh rooms; 0: never.
-    fresh_rooms: number of fresh rooms that a stream visits in turn.
   """
 
-  num_rooms: int = 1024
-  fresh_after: int = 0
-  fresh_rooms: int = 64
+  num_rooms: int = 1024  # number of rooms before `fresh_after`
+  fresh_after: int = 0  # number of choices after which a stream enters fresh rooms; 0: never
+  fresh_rooms: int = 64  # number of fresh rooms that a stream visits in turn
 
   def __post_init__(self):
     for field, least in {'num_rooms': 1, 'fresh_after': 0, 'fresh_rooms': 1}.items():

@@ -37,21 +37,15 @@ PIXELS = 8  # enlargement of a pixel in a frame
 
 
 class State(flax.struct.PyTreeNode):
-  """State of one environment with N objects, of which the first is the wanted one.
+  """State of one environment with N objects, of which the first is the wanted one."""
 
-  Attributes:
-    pairs: [N] int32, colour and shape of each object, as an index of PAIRS.
-    cells: [1 + N] int32, cells of the agent and of the objects, numbered in row-major order; the sign
-      is in cell 0.
-    offsets: [N, 2] int32, offset of each object from its cell's corner in rows and columns, 0 or 1
-      pixel.
-    step_count: [] int32, steps since the reset.
-  """
-
-  pairs: jax.Array
+  pairs: jax.Array  # [N] int32, colour and shape of each object, as an index of PAIRS
+  # [1 + N] int32, cells of the agent and of the objects, numbered in row-major order; the sign is
+  # in cell 0
   cells: jax.Array
+  # [N, 2] int32, offset of each object from its cell's corner in rows and columns, 0 or 1 pixel
   offsets: jax.Array
-  step_count: jax.Array
+  step_count: jax.Array  # [] int32, steps since the reset
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,16 +64,11 @@ class Sprites(environment.Environment):
   one of these four, and the other objects are of any pairs.
 
   The observation is [16, 16, 3] uint8.
-
-  Attributes:
-    num_objects: N, number of objects, from 1 to 12.
-    held_out: whether the wanted object is of a held-out pair, to test generalisation.
-    max_steps: time limit.
   """
 
-  num_objects: int = 3
-  held_out: bool = False
-  max_steps: int = 25
+  num_objects: int = 3  # N, number of objects, from 1 to 12
+  held_out: bool = False  # whether the wanted object is of a held-out pair, to test generalisation
+  max_steps: int = 25  # time limit
 
   def __post_init__(self):
     if not 1 <= self.num_objects <= NUM_PAIRS - len(COLOURS):

@@ -19,15 +19,10 @@ _UNROLL = 4  # steps of a flood fill between two checks of its end
 
 
 class Board(NamedTuple):
-  """A set of cells, with any axes of environments.
+  """A set of cells, with any axes of environments."""
 
-  Attributes:
-    low: [...] uint32, rows 0 to 2: bit 6 * row + column is set if the cell is in the set.
-    high: [...] uint32, rows 3 to 5: bit 6 * (row - 3) + column.
-  """
-
-  low: jax.Array
-  high: jax.Array
+  low: jax.Array  # [...] uint32, rows 0 to 2: bit 6 * row + column is set if the cell is in the set
+  high: jax.Array  # [...] uint32, rows 3 to 5: bit 6 * (row - 3) + column
 
   def __and__(self, other: 'Board') -> 'Board':
     return Board(self.low & other.low, self.high & other.high)

@@ -51,21 +51,13 @@ class _Bits(NamedTuple):
 
 
 class _Outcome(NamedTuple):
-  """Result of a step.
+  """Result of a step."""
 
-  Attributes:
-    state: the next state.
-    reward: the reward, in its parts.
-    done: [...] bool, whether the episode terminated.
-    codes: packed observation.
-    mask: [28, ...] bool, legal actions.
-  """
-
-  state: State
-  reward: rewards.Reward
-  done: jax.Array
-  codes: observation.Codes
-  mask: jax.Array
+  state: State  # the next state
+  reward: rewards.Reward  # the reward, in its parts
+  done: jax.Array  # [...] bool, whether the episode terminated
+  codes: observation.Codes  # packed observation
+  mask: jax.Array  # [28, ...] bool, legal actions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -47,14 +47,10 @@ _SLOTS_AT_ONCE = 10
 
 
 class Codes(NamedTuple):
-  """A packed observation.
+  """A packed observation."""
 
-  Attributes:
-    features: [33, ...] float32, the numbers of the player and of programs.
-    cells: [4, 36, ...] uint32, four integers for each cell; fields of their bits are the channels.
-  """
-
-  features: jax.Array
+  features: jax.Array  # [33, ...] float32, the numbers of the player and of programs
+  # [4, 36, ...] uint32, four integers for each cell; fields of their bits are the channels
   cells: jax.Array
 
 

@@ -21,40 +21,23 @@ UNREACHABLE = 2 * (state_lib.SIZE - 1)  # distance that the potential has withou
 
 
 class Reward(NamedTuple):
-  """Reward of one step in parts, [...] float32 each; the reward is their sum.
+  """Reward of one step in parts, [...] float32 each; the reward is their sum."""
 
-  Attributes:
-    step_penalty: for every step.
-    stage_completion: for completing a stage.
-    score_gain: for the change of the score.
-    kills: for a decrease of the number of active enemies, whatever its cause.
-    data_siphon: for an increase of the number of data siphons.
-    distance_shaping: for a decrease of the walking distance to the exit, see `shape`.
-    damage_penalty: for HP lost.
-    hp_recovery: for HP gained.
-    victory: for completing the last stage; it grows with the score.
-    death_penalty: for death; it grows with the stage.
-    siphon_death_penalty: for death next to an enemy that a siphon released.
-    resource_gain: for the change of credits and energy.
-    resource_holding: for credits and energy owned when a stage is completed.
-    program_waste: a penalty for RESET when only one HP is missing.
-    siphon_quality: a penalty for a siphon while a better cell existed; see `missed_resources`.
-  """
-
-  step_penalty: jax.Array
-  stage_completion: jax.Array
-  score_gain: jax.Array
-  kills: jax.Array
-  data_siphon: jax.Array
-  distance_shaping: jax.Array
-  damage_penalty: jax.Array
-  hp_recovery: jax.Array
-  victory: jax.Array
-  death_penalty: jax.Array
-  siphon_death_penalty: jax.Array
-  resource_gain: jax.Array
-  resource_holding: jax.Array
-  program_waste: jax.Array
+  step_penalty: jax.Array  # for every step
+  stage_completion: jax.Array  # for completing a stage
+  score_gain: jax.Array  # for the change of the score
+  kills: jax.Array  # for a decrease of the number of active enemies, whatever its cause
+  data_siphon: jax.Array  # for an increase of the number of data siphons
+  distance_shaping: jax.Array  # for a decrease of the walking distance to the exit, see `shape`
+  damage_penalty: jax.Array  # for HP lost
+  hp_recovery: jax.Array  # for HP gained
+  victory: jax.Array  # for completing the last stage; it grows with the score
+  death_penalty: jax.Array  # for death; it grows with the stage
+  siphon_death_penalty: jax.Array  # for death next to an enemy that a siphon released
+  resource_gain: jax.Array  # for the change of credits and energy
+  resource_holding: jax.Array  # for credits and energy owned when a stage is completed
+  program_waste: jax.Array  # a penalty for RESET when only one HP is missing
+  # a penalty for a siphon while a better cell existed; see `missed_resources`
   siphon_quality: jax.Array
 
   def total(self) -> jax.Array:
@@ -128,17 +111,13 @@ class _Reach(NamedTuple):
   """Resources that a siphon reaches from each cell: on the cell itself and on its four neighbours.
 
   Siphoned blocks have none, and from a cell with a block nothing is reached.
-
-  Attributes:
-    credits: [6, 6, ...] int32, sum over reached cells without a block.
-    energy: [6, 6, ...] int32, likewise.
-    points: five arrays, [6, 6, ...] int32: points of the reached data blocks, in ascending order.
-    programs: [6, 6, ...] uint32, a bit for each program block's program that is not owned yet.
   """
 
-  credits: jax.Array
-  energy: jax.Array
+  credits: jax.Array  # [6, 6, ...] int32, sum over reached cells without a block
+  energy: jax.Array  # [6, 6, ...] int32, likewise
+  # five arrays, [6, 6, ...] int32: points of the reached data blocks, in ascending order
   points: list[jax.Array]
+  # [6, 6, ...] uint32, a bit for each program block's program that is not owned yet
   programs: jax.Array
 
 

@@ -28,21 +28,13 @@ _BIT[~_IS_CORNER] = np.uint32(1) << np.arange(NUM_INNER, dtype=np.uint32)
 
 
 class Chance(NamedTuple):
-  """Random bits for one stage.
+  """Random bits for one stage."""
 
-  Attributes:
-    exit: [...] uint32, for the corner of the exit.
-    num_blocks: [...] uint32, for the number of blocks.
-    blocks: [11, ...] uint32, for the cell of each block.
-    cells: [36, ...] uint32, for the contents of each cell.
-    transmissions: [8, ...] uint32, for the cell and kind of each transmission.
-  """
-
-  exit: Any
-  num_blocks: Any
-  blocks: Any
-  cells: Any
-  transmissions: Any
+  exit: Any  # [...] uint32, for the corner of the exit
+  num_blocks: Any  # [...] uint32, for the number of blocks
+  blocks: Any  # [11, ...] uint32, for the cell of each block
+  cells: Any  # [36, ...] uint32, for the contents of each cell
+  transmissions: Any  # [8, ...] uint32, for the cell and kind of each transmission
 
 
 NUM_BITS = Chance(  # numbers of integers
@@ -51,19 +43,12 @@ NUM_BITS = Chance(  # numbers of integers
 
 
 class Layout(NamedTuple):
-  """Positions in a new stage.
+  """Positions in a new stage."""
 
-  Attributes:
-    exit_row: [...] int32.
-    exit_col: [...] int32.
-    blocks: [...] uint32, a bit for each inner cell (no corner), set if it has a block.
-    transmissions: [8, ...] int32, number of the inner cell of each transmission.
-  """
-
-  exit_row: jax.Array
-  exit_col: jax.Array
-  blocks: jax.Array
-  transmissions: jax.Array
+  exit_row: jax.Array  # [...] int32
+  exit_col: jax.Array  # [...] int32
+  blocks: jax.Array  # [...] uint32, a bit for each inner cell (no corner), set if it has a block
+  transmissions: jax.Array  # [8, ...] int32, number of the inner cell of each transmission
 
 
 def sample_layout(state: State, chance: Chance) -> Layout:
