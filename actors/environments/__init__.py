@@ -76,7 +76,7 @@ def register(environment: Any, known: str | None = None) -> str:
       or a class of an `Environment`; or an environment that `gymnasium.make` has made, of which others
       are made by its spec.
     known: name that an object of the same class, or a class or function of the same name, had in an
-      earlier process, such as the process of a run which is resumed; this one takes it over. Another is ignored.
+      earlier process, such as that of a run which is resumed; this one takes it over. Another is ignored.
 
   Returns:
     The name, 'instance:CLASS-NUMBER'; the same one if the object was registered before.
@@ -290,9 +290,6 @@ def _unknown(name: str, known: Iterable[str]) -> ValueError:
 def family(name: str) -> types.ModuleType:
   """Imports and returns the module of a family of environments.
 
-  Args:
-    name: a key of `FAMILIES` or `HOST_FAMILIES`.
-
   Raises:
     ValueError: there is no such family, or its package is not installed.
   """
@@ -334,14 +331,10 @@ def _family(name: str) -> types.ModuleType:
 
 
 def options(name: str) -> dict[str, Any]:
-  """Options of an environment that have a default, with their defaults.
+  """Options of an environment that have a default, with their defaults; for names see `make`.
 
-  Args:
-    name: see `make`.
-
-  Returns:
-    Option -> default. Empty for an instance that was registered, and for a family of `HOST_FAMILIES`, whose
-    options are not known.
+  Empty for an instance that was registered, and for a family of `HOST_FAMILIES`, whose options are not
+  known.
 
   Raises:
     ValueError: there is no such environment, or its family's package is not installed.
@@ -409,12 +402,7 @@ def _constructor(name: str) -> Callable[..., Any]:
 
 
 def check_options(name: str, constructor: Callable[..., Any], options: Mapping[str, Any]) -> None:
-  """Checks that a constructor can be called with some options.
-
-  Args:
-    name: name of the environment, for error messages.
-    constructor: class or function that makes the environment.
-    options: the keyword arguments of the call.
+  """Checks that a constructor can be called with some options; `name` is for error messages.
 
   Raises:
     ValueError: the class is abstract, an option is unknown or has another type than its default, or

@@ -5,7 +5,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import chex
 import dm_env
@@ -167,15 +167,9 @@ class Environment(abc.ABC):
   def next_episode(self, key: chex.PRNGKey, state: EnvState) -> tuple[EnvState, TimeStep]:
     """Begins the next episode of a stream, for auto-reset; by default an ordinary reset.
 
-    An environment overrides it to keep a part of its state from one episode to the next.
-
-    Args:
-      key: PRNG key of the reset.
-      state: state at LAST, or the state after one more step, as `wrappers.AutoReset` gives; so a step
-        after LAST must keep that part.
-
-    Returns:
-      The state of the new episode and its FIRST time step.
+    An environment overrides it to keep a part of its state from one episode to the next. The state given
+    is that at LAST, or the state after one more step, as `wrappers.AutoReset` gives; so a step after LAST
+    must keep that part.
     """
     del state
     return self.reset(key)
@@ -196,12 +190,47 @@ class Environment(abc.ABC):
   def draw(self, observation: Observation) -> np.ndarray | None:
     """Renders an observation as a frame, [H, W, 3] uint8, not traced; None if it cannot be drawn.
 
-    Args:
-      observation: observed, or predicted by a world model, whose values may lie between the values of
-        the environment; in either case without 'action_mask'.
+    The observation has no 'action_mask'. It is observed, or predicted by a world model, whose values may lie
+    between the values of the environment.
     """
     del observation
     return None
+
+
+class DiscreteEnvironment(Environment):
+  """An environment with one choice among named actions, whose frames show what is observed."""
+
+  action_names: ClassVar[tuple[str, ...]]
+
+  @property
+  def action_spec(self) -> specs.DiscreteArray:
+    return specs.DiscreteArray(len(self.action_names), np.int32, '_'.join(self.action_names))
+
+  @abc.abstractmethod
+  def observe(self, state: EnvState) -> Observation:
+    """The observation of a state."""
+
+  def render(self, state: EnvState) -> np.ndarray | None:
+    return self.draw(self.observe(state))
+
+  def _stepped(
+    self, state: EnvState, reward: chex.Numeric, is_over: chex.Numeric = False
+  ) -> tuple[EnvState, TimeStep]:
+    """What `step` returns for the next state: LAST if the episode is over, or `state.step_count` at its limit."""
+    time_is_up = jnp.asarray(state.step_count >= self.max_steps, jnp.int32)
+    timestep = jax.lax.switch(
+      jnp.where(is_over, 2, time_is_up),
+      (transition, truncation, termination),
+      reward,
+      self.observe(state),
+    )
+    return state, timestep
+
+  def _check_least(self, **least: int) -> None:
+    """Raises ValueError for an option of this name that is less than that."""
+    for name, lowest in least.items():
+      if getattr(self, name) < lowest:
+        raise ValueError(f'environment.{name}={getattr(self, name)}: at least {lowest} is needed')
 
 
 class _CopiedSpec:
@@ -337,16 +366,9 @@ def describe_bounds(spec: specs.BoundedArray) -> str:
 
 
 def remarks(max_steps: int, num_steps: int, num_stuck: int, *, ended: bool) -> list[str]:
-  """Judges steps with random actions: how many had no legal action, and whether an episode ended.
+  """Warnings about `num_steps` with random actions, of which `num_stuck` had no legal action.
 
-  Args:
-    max_steps: time limit of the environment.
-    num_steps: number of steps taken.
-    num_stuck: number of these at which no action was legal.
-    ended: whether any episode ended.
-
-  Returns:
-    Warnings; empty if there is nothing to warn of.
+  `ended` says whether any episode ended.
 
   Raises:
     ValueError: more than half of the steps have no legal action.

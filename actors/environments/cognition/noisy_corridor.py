@@ -24,7 +24,7 @@ class State(flax.struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NoisyCorridor(environment.Environment):
+class NoisyCorridor(environment.DiscreteEnvironment):
   """The noisy television: in some cells the pixels are random at each step, elsewhere they are 0.
 
   Burda et al. (2018), "Large-scale study of curiosity-driven learning", section 4.2. In a noisy cell
@@ -47,6 +47,7 @@ class NoisyCorridor(environment.Environment):
   max_steps: int = 64  # time limit
 
   metrics: ClassVar[dict[str, str]] = {'at_noise': 'mean'}
+  action_names: ClassVar[tuple[str, ...]] = ('left', 'stay', 'right')
 
   def __post_init__(self):
     def check(fine: bool, name: str, remedy: str):
@@ -54,9 +55,7 @@ class NoisyCorridor(environment.Environment):
         raise ValueError(f'environment.{name}={getattr(self, name)}: {remedy}')
 
     check(self.pixels in ('binary', 'normal'), 'pixels', "choose 'binary' or 'normal'")
-    check(self.length >= 2, 'length', 'a corridor needs at least 2 cells')
-    for name in ('num_noisy', 'num_pixels', 'max_steps'):
-      check(getattr(self, name) >= 1, name, 'must be at least 1')
+    self._check_least(length=2, num_noisy=1, num_pixels=1, max_steps=1)
     most = self.length - self.num_noisy
     remedy = f'from 0 to {most}, so that {self.num_noisy} noisy cells end within the corridor'
     check(0 <= self.first_noisy <= most, 'first_noisy', remedy)
@@ -73,19 +72,11 @@ class NoisyCorridor(environment.Environment):
       return specs.Array(shape, np.float32, 'place_and_pixels')
     return specs.BoundedArray(shape, np.float32, 0.0, 1.0, 'place_and_pixels')
 
-  @property
-  def action_spec(self) -> specs.DiscreteArray:
-    return specs.DiscreteArray(3, np.int32, 'left_stay_right')
-
-  @property
-  def action_names(self) -> tuple[str, ...]:
-    return ('left', 'stay', 'right')
-
   def reset(self, key: chex.PRNGKey) -> tuple[State, environment.TimeStep]:
     place_key, pixels_key = jax.random.split(key)
     place = jax.random.randint(place_key, (), 0, self._num_open)
     state = State(place, self._pixels(pixels_key, place), jnp.zeros((), jnp.int32))
-    return state, environment.restart(self._observe(state), {'at_noise': 0.0})
+    return state, environment.restart(self.observe(state), {'at_noise': 0.0})
 
   def step(
     self, key: chex.PRNGKey, state: State, action: jax.Array
@@ -97,13 +88,10 @@ class NoisyCorridor(environment.Environment):
       environment.truncation,
       environment.transition,
       0.0,
-      self._observe(state),
+      self.observe(state),
       {'at_noise': self._is_noisy(place)},
     )
     return state, timestep
-
-  def render(self, state: State) -> np.ndarray:
-    return self.draw(self._observe(state))
 
   def draw(self, observation: environment.Observation) -> np.ndarray:
     """Draws the agent in white on a black line of cells, above the pixels."""
@@ -124,5 +112,5 @@ class NoisyCorridor(environment.Environment):
   def _is_noisy(self, place: jax.Array) -> jax.Array:
     return (place >= self.first_noisy) & (place < self.first_noisy + self.num_noisy)
 
-  def _observe(self, state: State) -> jax.Array:
+  def observe(self, state: State) -> jax.Array:
     return jnp.concatenate([jax.nn.one_hot(state.place, self.length), state.pixels])

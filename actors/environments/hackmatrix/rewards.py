@@ -54,16 +54,10 @@ def earn(
   won: jax.Array,
   chosen: options.Options,
 ) -> Reward:
-  """The reward of a step, in its parts.
+  """The reward of a step from a state before to one after, which is in the next stage if one was completed.
 
-  Args:
-    before: state at the start of the step.
-    action: [...] int32.
-    after: state at its end, which is in the next stage if one was completed.
-    died: [...] bool, whether the player died.
-    completed: [...] bool, whether a stage was completed.
-    won: [...] bool, whether that was the last stage.
-    chosen: options of the game.
+  `died`, `completed` and `won`, [...] bool, say whether the player died, completed a stage, and the last
+  stage.
   """
   num_axes = action.ndim
   stages = state_lib.column(np.arange(1, state_lib.LAST_STAGE + 1), num_axes)
@@ -122,14 +116,11 @@ class _Reach(NamedTuple):
 
 
 def missed_resources(state: State) -> jax.Array:
-  """Surplus of credits and energy that a siphon from a better cell would reach, before a siphon.
+  """Credits plus energy, [...] int32, that a siphon from a better cell would reach beyond one from here.
 
   A cell is better than the player's if it reaches the same points and programs, no fewer credits
-  and energy, and more of at least one of the two. The largest surplus of credits and the largest of energy are
-  added, even if they are of different cells.
-
-  Returns:
-    [...] int32, credits missed plus energy missed; 0 without a better cell or without a data siphon.
+  and energy, and more of at least one of the two. The largest surplus of credits and the largest of
+  energy are added, even if they are of different cells. It is 0 without a better cell or data siphon.
   """
   reach = _reach(state)
   here = state.is_player_cell
@@ -202,15 +193,9 @@ def shape(before: State, after: State, *, ended: jax.Array, chosen: options.Opti
     'potential':  gamma Phi(s') - Phi(s),    Phi(s) = -w d,    Phi = 0 at the end of an episode
 
   The potential (Ng, Harada and Russell, 1999) leaves the order of policies unchanged: discounted by
-  gamma, its terms of an episode sum to -Phi of the first state. After a stage change d' is the distance to
-  the new exit. Where no path leads to the exit d is 0 in 'original', as at the exit. In 'potential' it is
-  then 10, as far as across the empty board, because a pocket without a path is no goal.
-
-  Args:
-    before: state at the start of the step.
-    after: state at its end.
-    ended: [...] bool, whether the episode terminated.
-    chosen: options of the game.
+  gamma, its terms of an episode sum to -Phi of the first state. After a stage change d' is the distance
+  to the new exit. Where no path leads to the exit d is 0 in 'original', as at the exit. In 'potential'
+  it is then 10, as far as across the empty board, because a pocket without a path is no goal.
   """
   old, new = _distances(before, after)
   if chosen.shaping == 'original':

@@ -1,6 +1,7 @@
 """Constants of HackMatrix, its immutable `State`, and functions on masks and slots of entities.
 
-In all modules of the game, `...` in a shape stands for any axes of environments, which come last.
+In all modules of the game, `...` in a shape stands for any axes of environments, which come last. The
+rules take a state in int32, see `widen`, an `action`, [...] int32, and random `bits`, uint32.
 """
 
 import enum
@@ -205,7 +206,7 @@ def narrow(state: State) -> State:
 
 
 def column(values: Any, num_axes: int) -> np.ndarray:
-  """Constants with `num_axes` axes of size 1 appended, which broadcast over axes of environments."""
+  """Constants with `num_axes` axes of size 1 appended, to broadcast over axes of environments."""
   values = np.asarray(values)
   return values.reshape(values.shape + (1,) * num_axes)
 
@@ -223,16 +224,11 @@ def select(condition: jax.Array, one: Tree, other: Tree) -> Tree:
 
 
 def where_any(condition: jax.Array, change: Callable[[], Tree], otherwise: Tree) -> Tree:
-  """The tree with a change in the environments where the condition holds.
+  """The tree with a change in the environments where the condition, [...] bool, holds.
 
   The change is computed only if the condition holds in any environment. Even if it always does, this
   is faster: the change is compiled as a unit, and its inputs and outputs are computed once. Otherwise
   XLA would repeat them wherever they are used.
-
-  Args:
-    condition: [...] bool.
-    change: function without arguments that returns the changed tree, for all environments.
-    otherwise: the tree before the change, which stays where the condition does not hold.
   """
 
   def change_some():
@@ -242,15 +238,11 @@ def where_any(condition: jax.Array, change: Callable[[], Tree], otherwise: Tree)
 
 
 def make_if_any(condition: jax.Array, make: Callable[[], Tree]) -> Tree:
-  """Result of `make` if the condition holds in any environment, else zeros.
+  """Result of `make` if the condition, [...] bool, holds in any environment, else zeros.
 
   As with `where_any`, it is computed once, so use it for a few numbers from which many others are
   computed: XLA would otherwise repeat them for every slot and cell. Results of environments where the
   condition does not hold are meaningless.
-
-  Args:
-    condition: [...] bool.
-    make: function without arguments that returns a tree of arrays.
   """
   zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(make))
   return jax.lax.cond(jnp.any(condition), make, lambda: zeros)
@@ -258,10 +250,6 @@ def make_if_any(condition: jax.Array, make: Callable[[], Tree]) -> Tree:
 
 def lowest_free(active: jax.Array, count: chex.Numeric) -> tuple[jax.Array, jax.Array]:
   """Assigns the lowest inactive slots to `count` new entries; entries without a slot are dropped.
-
-  Args:
-    active: [20, ...] bool.
-    count: [...] int32.
 
   Returns:
     [20, ...] bool, the slots taken; and [20, ...] int32, the index, from 0, of the new entry that
