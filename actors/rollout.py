@@ -274,8 +274,7 @@ class _HostUnroll:
   """The unroll of environments that threads step, with the layout and resets of `_TracedUnroll`.
 
   The N instances are made once, at the first `init`, or at the first after `close`. Every `init` resets
-  the same instances, which makes older states invalid. The `env_state` of a state is an array of these N
-  objects.
+  the same instances, an array of which is `env_state`, and makes older states invalid.
   """
 
   def __init__(

@@ -211,9 +211,6 @@ def check(name: str, chosen: Mapping[str, Any]) -> None:
   """Checks name and options as `make` does, without making an environment.
 
   Options of a family of `HOST_FAMILIES` are not known.
-
-  Raises:
-    ValueError, ModuleNotFoundError: as `make`.
   """
   family_name, slash, env_name = name.partition('/')
   if family_name in HOST_FAMILIES and slash:
@@ -248,9 +245,8 @@ def check_name(name: str) -> None:
   """Checks a name soon: imports no JAX, and nothing but gymnasium and what an import path names.
 
   Raises:
-    ValueError, ModuleNotFoundError: there is no such family, its package is not installed, or there is no
-      such environment (of families that are not in `LISTS`, `make` finds out); or a file that is not
-      trusted gives the name.
+    ValueError, ModuleNotFoundError: as `make`, which finds out more of families that are not in `LISTS`; or a
+      file that is not trusted gives the name.
   """
   names.check_trust(name, 'environment.name')
   family_name, slash, env_name = name.partition('/')

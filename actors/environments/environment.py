@@ -148,9 +148,9 @@ class Environment(abc.ABC):
   def metrics(self) -> Mapping[str, str]:
     """Metrics of episodes: name -> how values of its steps are reduced; empty for none.
 
-    `TimeStep.metrics` has the value of each step, also at FIRST, where it is not read. The reduction is
-    'mean' over the steps of the episode, 'sum', 'max', or 'last' for the value at LAST. A run averages
-    the numbers over episodes, for training and for evaluations, as the metrics `environment/NAME`.
+    `TimeStep.metrics` has the value of each step. The reduction is 'mean' over the steps of the episode,
+    'sum', 'max', or 'last' for the value at LAST. A run averages the numbers over episodes, for training
+    and for evaluations, as the metrics `environment/NAME`.
     """
     return {}
 

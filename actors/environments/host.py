@@ -187,10 +187,7 @@ class HostEnvironment(Environment):
     return self._metrics
 
   def make(self, count: int) -> list['Instance']:
-    """Returns new instances with auto-reset and the time limit; reset each before its first step.
-
-    They have a thread each, or `MAX_THREADS` together.
-    """
+    """Returns new instances, with a thread each or `MAX_THREADS` together; reset each before its first step."""
     threads = [_Thread() for _ in range(min(count, MAX_THREADS))]
     return [Instance(self, threads[n % len(threads)]) for n in range(count)]
 
@@ -251,15 +248,11 @@ class Instance:
     self._thread.calls.put((function, results))
 
   def reset(self, seed: int | None) -> TimeStep:
-    """Begins an episode and returns its FIRST time step; raises ValueError as `step`."""
+    """Begins an episode and returns its FIRST time step; see `LibraryEnv.reset` and `step`."""
     return self.call(lambda: self._reset(seed))
 
   def step(self, action: np.ndarray) -> TimeStep:
-    """Takes one action, or begins the next episode after LAST; returns the new time step.
-
-    Raises:
-      ValueError: the shape of an observation differs from its spec; the message names the field.
-    """
+    """Takes one action, or begins the next episode after LAST; raises ValueError as `Field.read`."""
     return self.call(lambda: self._step(action))
 
   def render(self) -> np.ndarray | None:
@@ -434,8 +427,7 @@ class Field:
     become its nearest number.
 
     Raises:
-      ValueError: its shape differs from `given`, the spec that the library declares, or it is none of
-        the choices.
+      ValueError: its shape differs from `given`, or it is none of the choices.
     """
     array = np.asarray(value)
     if array.shape != self._shape:

@@ -201,11 +201,9 @@ def _one_hot(side: jax.Array) -> jax.Array:
 
 
 def _lines_to_firm(cells: jax.Array, sides: jax.Array) -> jax.Array:
-  """Distance to firm ground, [...] float32: 0 on it, at most 4 on ice.
+  """Distance of cells, [..., 2], to firm ground, [...] float32: 0 on it, at most 4 on ice.
 
-  Args:
-    cells: [..., 2] rows and columns.
-    sides: [..., 4] where the ice is, one-hot.
+  The sides where the ice is, [..., 4], are one-hot.
   """
   row, column = cells[..., 0], cells[..., 1]
   from_side = jnp.stack([row, SIZE - 1 - row, column, SIZE - 1 - column], axis=-1)

@@ -183,10 +183,7 @@ class Oasis(environment.DiscreteEnvironment):
     return jnp.argmin(costs).astype(jnp.int32)
 
   def draw(self, observation: environment.Observation) -> np.ndarray:
-    """Draws den, water and food as tiles, predator and agent as discs, and the vitals as bars.
-
-    An image is drawn as it is, enlarged.
-    """
+    """Draws the board, or the image enlarged, and the vitals as bars below."""
     board = self._draw_image(observation) if self.image else self._draw_places(observation)
     bars = np.full((3 * BAR_PIXELS, SIZE * CELL_PIXELS, 3), LINE, np.uint8)
     width = SIZE * CELL_PIXELS
@@ -234,12 +231,7 @@ def _image(places: jax.Array) -> jax.Array:
 
 
 def _free_cell(bits: jax.Array, occupied: jax.Array) -> jax.Array:
-  """A cell, [] int32, uniform over all but the occupied ones.
-
-  Args:
-    bits: [] uint32, random.
-    occupied: [n] int32, distinct cells.
-  """
+  """A cell, [] int32, uniform over all but n occupied ones, which are distinct, by random bits, [] uint32."""
   cell = (bits % (SIZE**2 - len(occupied))).astype(jnp.int32)
   free_before = occupied - jnp.sum(occupied < occupied[:, None], axis=-1)
   return cell + jnp.sum(free_before <= cell)

@@ -156,12 +156,7 @@ class Sprites(environment.DiscreteEnvironment):
 
 
 def segments(state: State) -> jax.Array:
-  """Ground-truth segmentation of the observation of a state, to evaluate a predicted one.
-
-  Returns:
-    [16, 16] int32, the part that each pixel shows: 0 the background, 1 the sign, 2 the agent, 3 + i
-    object i.
-  """
+  """Ground truth of a segmentation, [16, 16] int32: 0 background, 1 sign, 2 agent, 3 + i object i."""
   parts = _parts(state)
   return jnp.argmax(jnp.concatenate([~parts.any(0)[None], parts]), axis=0).astype(jnp.int32)
 
