@@ -18,43 +18,29 @@ class Profiler(Protocol):
   """A profiler that traces some unrolls."""
 
   def reach(self, step: int) -> None:
-    """Begins the trace at the first step to trace, or ends it after the last; called before each unroll.
-
-    Args:
-      step: version (learner step) of the acting parameters.
-    """
+    """Begins the trace at the first step (version of the params) to trace, or ends it after the last."""
 
   def close(self, step: int) -> None:
-    """Ends the trace if one has begun; `step` is the version of the acting parameters."""
+    """Ends the trace if one has begun."""
 
 
 class Identity(NamedTuple):
-  """Which actor of which run this is.
+  """Which actor of which run this is."""
 
-  Attributes:
-    actor_id: number of this actor, stored with its sequences.
-    seed: seed of the run, for the actor's PRNG key.
-    launch_id: ID of this launch of the run; each launch of a resumed run has another. The actor ends at
-      the final parameters of this launch, not at the parameters of an older one.
-  """
-
-  actor_id: int
-  seed: int
+  actor_id: int  # number of this actor, stored with its sequences
+  seed: int  # seed of the run, for the actor's PRNG key
+  # ID of this launch of the run; each launch of a resumed run has another. The actor ends at the
+  # final parameters of this launch, not at the parameters of an older one.
   launch_id: int
 
 
 class ReplayConnections(NamedTuple):
-  """An actor's connections to replay.
+  """An actor's connections to replay."""
 
-  Attributes:
-    source: fetches acting parameters.
-    writer: inserts sequences.
-    environment_step: returns the number of environment steps that all actors have collected; None
-      while replay does not answer.
-  """
-
-  source: parameters.Subscription
-  writer: writer_lib.Writer
+  source: parameters.Subscription  # fetches acting parameters
+  writer: writer_lib.Writer  # inserts sequences
+  # returns the number of environment steps that all actors have collected; None while replay does
+  # not answer
   environment_step: Callable[[], int | None]
 
 
@@ -71,16 +57,7 @@ class Logger(Protocol):
 class Actor:
   """Steps parallel environments with the newest parameters, and writes the sequences to replay.
 
-  It has no checkpoint: after a crash, the restarted actor begins new episodes.
-
-  Args:
-    unroll: functions that reset and unroll the environments, see `rollout.make_unroll`.
-    replay: its connections to replay.
-    identity: which actor of which run it is.
-    config: numbers of actors and environments, and lengths.
-    logger: writer of this node's metrics, which it closes.
-    should_stop: returns whether the node was asked to stop.
-    profiler: traces some unrolls; None for no trace.
+  It has no checkpoint: after a crash, the restarted actor begins new episodes. It closes its logger.
   """
 
   def __init__(
@@ -167,12 +144,7 @@ class Actor:
 def wait_for_parameters(
   source: parameters.Subscription, should_stop: Callable[[], bool]
 ) -> parameters.Snapshot | None:
-  """Waits for the first published acting parameters; None if the node is asked to stop before.
-
-  Args:
-    source: fetches acting parameters.
-    should_stop: returns whether the node was asked to stop.
-  """
+  """Waits for the first published acting parameters; None if the node is asked to stop before."""
   logging.info('Waiting for parameters.')
   while not should_stop():
     snapshot = source.newest(timeout_seconds=1.0)
@@ -183,14 +155,7 @@ def wait_for_parameters(
 
 
 class _Window:
-  """Measurements between two reports.
-
-  Attributes:
-    start: time of its beginning, monotonic seconds.
-    unrolled: seconds in unrolls.
-    throttled: seconds in which the rate limiter blocked inserts.
-    inserted: seconds of inserts, without those throttled.
-  """
+  """Measurements since `start`, in monotonic seconds; what is `inserted` is without what is `throttled`."""
 
   def __init__(self):
     self.start = time.monotonic()

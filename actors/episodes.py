@@ -24,19 +24,14 @@ CONTEXT = 5  # steps observed before the prediction, as in Hafner et al. (2019);
 
 
 class Evaluation(NamedTuple):
-  """Means over the episodes of an evaluation.
+  """Means over the episodes of an evaluation."""
 
-  Attributes:
-    episode_return: mean undiscounted return.
-    episode_length: mean number of steps.
-    normalised_score: 0 for the random, 1 for the scripted policy, see `wrappers.normalised_score`; None
-      without reference returns of these two policies.
-    metrics: means of the environment's own metrics by name, see `rollout.Episodes`.
-  """
-
-  episode_return: float
-  episode_length: float
+  episode_return: float  # mean undiscounted return
+  episode_length: float  # mean number of steps
+  # 0 for the random, 1 for the scripted policy, see `wrappers.normalised_score`; None without
+  # reference returns of these two policies
   normalised_score: float | None
+  # means of the environment's own metrics by name, see `rollout.Episodes`
   metrics: Mapping[str, float] = {}
 
   def row(self) -> dict[str, float | None]:
@@ -46,85 +41,63 @@ class Evaluation(NamedTuple):
 
 
 class Remembered(NamedTuple):
-  """An entry of the agent's episodic memory that is similar to the current observation.
+  """An entry of the agent's episodic memory that is similar to the current observation."""
 
-  Attributes:
-    similarity: cosine similarity of the entry's observation and the current one, at most 1.
-    action: action that was taken there: name of the choice, or numbers.
-    return_: return that followed.
-  """
-
-  similarity: float
-  action: str
-  return_: float
+  similarity: float  # cosine similarity of the entry's observation and the current one, at most 1
+  action: str  # action that was taken there: name of the choice, or numbers
+  return_: float  # return that followed
 
 
 class PlayedStep(NamedTuple):
   """One time step of an episode, with the action that led to it, and the policy at it.
 
   The last five fields are None at LAST, and for an agent that does not report them.
-
-  Attributes:
-    step: number of the time step, 0 at FIRST.
-    observation: tree of host arrays.
-    frame: rendered state, [H, W, 3] uint8; None if the environment renders none.
-    action: previous action: [] int32, [M] int32 for M choices at once, or [A] float32 for a continuous
-      one; None at FIRST.
-    probability: probability of the previous action under the policy; None at FIRST, for continuous
-      actions, and for an agent that does not report it.
-    reward: reward of the previous action; 0 at FIRST.
-    episode_return: undiscounted return so far.
-    last: whether the episode ends at this time step.
-    metrics: the environment's own metrics of the episode so far by name, see `Environment.metrics`.
-    vitals: observed vitals by name, see `environment.VitalsSpec`; None if the environment has none.
-    policy: probabilities of the legal choices at this time step by name, the likeliest first.
-    recalled: choice -> value and evidence (0 to 1) in episodic memory; see `memory.Recall`.
-    nearest: most similar entries of episodic memory, the nearest first.
-    intrinsic: numbers by name that intrinsic rewards show of this time step, see `Agent.explain`.
-    gates: for an agent with a workspace (see `dreamer.workspace`), name of a leaf of the observation, or
-      'recall' for what episodic memory gives -> whether its gate is open, so that the policy reads it.
   """
 
-  step: int
-  observation: Any
-  frame: np.ndarray | None
+  step: int  # number of the time step, 0 at FIRST
+  observation: Any  # tree of host arrays
+  frame: np.ndarray | None  # rendered state, [H, W, 3] uint8; None if the environment renders none
+  # previous action: [] int32, [M] int32 for M choices at once, or [A] float32 for a continuous
+  # one; None at FIRST
   action: np.ndarray | None
+  # probability of the previous action under the policy; None at FIRST, for continuous actions, and
+  # for an agent that does not report it
   probability: float | None
-  reward: float
-  episode_return: float
-  last: bool
+  reward: float  # reward of the previous action; 0 at FIRST
+  episode_return: float  # undiscounted return so far
+  last: bool  # whether the episode ends at this time step
+  # the environment's own metrics of the episode so far by name, see `Environment.metrics`
   metrics: Mapping[str, float] = {}
+  # observed vitals by name, see `environment.VitalsSpec`; None if the environment has none
   vitals: dict[str, float] | None = None
+  # probabilities of the legal choices at this time step by name, the likeliest first
   policy: dict[str, float] | None = None
+  # choice -> value and evidence (0 to 1) in episodic memory; see `memory.Recall`
   recalled: dict[str, tuple[float, float]] | None = None
+  # most similar entries of episodic memory, the nearest first
   nearest: list[Remembered] | None = None
+  # numbers by name that intrinsic rewards show of this time step, see `Agent.explain`
   intrinsic: dict[str, float] | None = None
+  # for an agent with a workspace (see `dreamer.workspace`), name of a leaf of the observation, or
+  # 'recall' for what episodic memory gives -> whether its gate is open, so that the policy reads
+  # it
   gates: dict[str, bool] | None = None
 
 
 class Recording(NamedTuple):
-  """The T time steps of one episode, or of its beginning.
+  """The T time steps of one episode, or of its beginning."""
 
-  Attributes:
-    frames: T rendered states, [H, W, 3] uint8 each; None if the environment renders none.
-    observation: [T, ...] tree of host arrays.
-    action: [T - 1, ...], the action chosen at each time step but the last.
-  """
-
+  # T rendered states, [H, W, 3] uint8 each; None if the environment renders none
   frames: list[np.ndarray] | None
-  observation: Any
-  action: np.ndarray
+  observation: Any  # [T, ...] tree of host arrays
+  action: np.ndarray  # [T - 1, ...], the action chosen at each time step but the last
 
 
 class Play:
-  """Plays whole episodes of one environment with one agent.
+  """Plays whole episodes of one environment, without auto-reset, with one agent.
 
-  Args:
-    environment: the environment, without auto-reset.
-    agent: the agent; each method takes its parameters.
-    num_envs: number of parallel environments of `evaluate`.
-    greedy: take greedy actions; else sample actions.
-    should_stop: see `rollout.make_unroll`.
+  Each method takes the agent's parameters; `evaluate` has `num_envs` parallel environments. For `greedy`
+  and `should_stop` see `rollout.make_unroll`.
   """
 
   def __init__(
@@ -171,13 +144,8 @@ class Play:
     """Mean return, length and score of at least `num_episodes` episodes.
 
     Each round resets all parallel environments and counts only the first episode of each, so short ones
-    are not favoured. One not ended after `MOST_STEPS` counts as it stands, with a warning.
-
-    Args:
-      params: acting parameters of the agent.
-      key: PRNG key of the episodes.
-      num_episodes: rounded up to a multiple of the number of parallel environments.
-      should_stop: called after each unroll; True ends the evaluation.
+    are not favoured, and the number is rounded up. One not ended after `MOST_STEPS` counts as it stands,
+    with a warning. `should_stop` is called after each unroll.
 
     Returns:
       The means; None if `should_stop` ended the evaluation.
@@ -250,12 +218,7 @@ class Play:
     return list(self._environment.action_names) or numbers
 
   def steps(self, params: Any, key: jax.Array) -> Iterator[PlayedStep]:
-    """Yields the time steps of one episode, FIRST to LAST; each is played when the caller asks for it.
-
-    Args:
-      params: acting parameters of the agent.
-      key: PRNG key of the episode.
-    """
+    """Yields the time steps of one episode, FIRST to LAST; each is played when the caller asks for it."""
     show = wrappers.AutoReset(self._environment).render
     discrete = bool(environment_lib.num_choices(self._environment.action_spec))
     key, init_key = jax.random.split(key)
@@ -345,13 +308,7 @@ class Play:
     ]
 
   def record(self, params: Any, key: jax.Array, most_steps: int | None = None) -> Recording:
-    """Plays and records one episode, or its first `most_steps` time steps.
-
-    Args:
-      params: acting parameters of the agent.
-      key: PRNG key of the episode.
-      most_steps: most time steps to record; None for `MOST_STEPS`.
-    """
+    """Plays and records one episode, or its first `most_steps` time steps (`MOST_STEPS` for None)."""
     steps = list(itertools.islice(self.steps(params, key), most_steps or MOST_STEPS))
     actions = [played.action for played in steps[1:] if played.action is not None]
     spec = self._environment.action_spec
@@ -371,9 +328,7 @@ class Play:
   def dream(self, params: Any, key: jax.Array) -> list[np.ndarray] | None:
     """Plays the beginning of an episode, and shows it next to the world model's open-loop prediction.
 
-    Args:
-      params: all parameters of the agent, not only those for acting.
-      key: PRNG key of the episode and of the prediction.
+    `params` are all parameters of the agent, not only those for acting.
 
     Returns:
       At most `DREAM_LENGTH` frames, [H, W, 3] uint8 each, see `videos.comparison`; None for an agent without

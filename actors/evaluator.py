@@ -30,7 +30,7 @@ class Schedule:
     return time.monotonic() >= self._next_time
 
   def begin(self, environment_step: int) -> None:
-    """Notes that an evaluation begins, of parameters published at this environment step."""
+    """Notes that an evaluation begins, of such parameters."""
     self._next_time = time.monotonic() + self._period
     if self._period_steps is not None:
       self._next_step = (environment_step // self._period_steps + 1) * self._period_steps
@@ -39,13 +39,9 @@ class Schedule:
 class Camera:
   """Writes two videos periodically: an episode, and another next to the world model's prediction of it.
 
-  Args:
-    play: plays episodes of the environment with the agent.
-    videos: folder for VERSION.gif, named by the version of the acting parameters, and STEP-dream.gif,
-      named by the learner step of the checkpoint.
-    period: seconds between two recordings.
-    newest: returns the learner step and all parameters of the newest checkpoint, for the prediction;
-      None without a checkpoint, and then no prediction is recorded.
+  They are VERSION.gif, by the version of the acting parameters, and STEP-dream.gif, by the learner step
+  of the newest checkpoint, which `newest` returns with all parameters; None without one, and then no
+  prediction is recorded. The period is in seconds.
   """
 
   def __init__(
@@ -64,13 +60,8 @@ class Camera:
   def video(self, version: int, params: Any, key: jax.Array, *, final: bool) -> None:
     """Writes videos if the period has passed since the last ones, or if `final`.
 
-    If a file cannot be written, such as on a full disk, a warning is logged.
-
-    Args:
-      version: learner step of the acting parameters.
-      params: acting parameters.
-      key: PRNG key of the episodes and the prediction.
-      final: write them regardless of the period.
+    The acting parameters are of the learner step `version`. If a file cannot be written, such as on a full
+    disk, a warning is logged.
     """
     if not final and time.monotonic() - self._last_time < self._period:
       return
@@ -95,16 +86,9 @@ class Camera:
 class Scorer:
   """Scores acting parameters when that is due: plays episodes, logs their means, and records videos.
 
-  Args:
-    play: plays episodes of the environment with the agent; `close` closes it.
-    config: period and numbers of episodes.
-    logger: writer of the results; `close` closes it.
-    camera: records the videos.
-    seed: seed of the run; the PRNG key of an evaluation follows from it and the version.
-    should_stop: called after each unroll; True ends an evaluation.
-
-  Attributes:
-    schedule: when the next evaluation is due.
+  The `seed` of the run and the version give the PRNG key of an evaluation, which ends when `should_stop`,
+  called after each unroll, is True. `close` closes `play` and `logger`; `schedule` says when the next
+  evaluation is due.
   """
 
   def __init__(
@@ -128,9 +112,7 @@ class Scorer:
   def score(self, snapshot: parameters.Snapshot, *, final: bool) -> None:
     """Evaluates acting parameters, logs the result unless asked to stop, and records videos that are due.
 
-    Args:
-      snapshot: acting parameters and their version.
-      final: play `final_episodes` episodes, not `num_episodes`, and record videos at once.
+    The final ones play `final_episodes` episodes, not `num_episodes`, and videos are recorded at once.
 
     Raises:
       rollout.StoppedError: asked to stop within a step of an environment.
@@ -157,13 +139,9 @@ class Scorer:
 
 
 class Evaluator:
-  """Scores the newest parameters periodically, and the final ones once.
+  """Scores the newest parameters periodically, and the final ones once; closes the scorer at the end.
 
-  Args:
-    scorer: scores them; closed at the end.
-    source: fetches acting parameters.
-    should_stop: returns whether the node was asked to stop.
-    launch_id: ID of this launch; final parameters of an older launch do not end this node.
+  Final parameters of an older launch than `launch_id` do not end this node.
   """
 
   def __init__(

@@ -24,40 +24,29 @@ METRICS = 'environment/'  # prefix of the environment's own metrics, see `Enviro
 
 
 class UnrollState(NamedTuple):
-  """State of N environments and of the policy in each, between two unrolls.
+  """State of N environments and of the policy in each, between two unrolls."""
 
-  Attributes:
-    env_state: [N, ...] states of the environments with auto-reset.
-    timestep: [N, ...] newest time steps, for which no action is chosen yet.
-    policy_state: policy state of the N environments, before the policy reads `timestep`.
-    episode_return: [N] float32, undiscounted return of each episode so far.
-    episode_length: [N] int32, steps of each episode so far.
-    metrics: name -> [N] float32, the environment's metrics of each episode so far.
-  """
-
-  env_state: Tree
+  env_state: Tree  # [N, ...] states of the environments with auto-reset
+  # [N, ...] newest time steps, for which no action is chosen yet
   timestep: environment_lib.TimeStep
-  policy_state: Tree
-  episode_return: jax.Array
-  episode_length: jax.Array
+  policy_state: Tree  # policy state of the N environments, before the policy reads `timestep`
+  episode_return: jax.Array  # [N] float32, undiscounted return of each episode so far
+  episode_length: jax.Array  # [N] int32, steps of each episode so far
+  # name -> [N] float32, the environment's metrics of each episode so far
   metrics: Mapping[str, jax.Array] = {}
 
 
 class Episodes(NamedTuple):
-  """Ends, returns and lengths of episodes at the time steps 1 to T - 1 of an unroll of N environments.
+  """Ends, returns and lengths of episodes at the time steps 1 to T - 1 of an unroll of N environments."""
 
-  Attributes:
-    ended: [T - 1, N] bool, whether the time step is LAST.
-    episode_return: [T - 1, N] float32, undiscounted return of the episode up to the time step.
-    episode_length: [T - 1, N] int32, steps of the episode up to the time step; 0 at FIRST.
-    explores: [N] bool, environments in which the agent's explorer acted, see `Agent.exploring`.
-    metrics: name -> [T - 1, N] float32, the environment's metrics of the episode up to the time step.
-  """
-
-  ended: jax.Array
+  ended: jax.Array  # [T - 1, N] bool, whether the time step is LAST
+  # [T - 1, N] float32, undiscounted return of the episode up to the time step
   episode_return: jax.Array
+  # [T - 1, N] int32, steps of the episode up to the time step; 0 at FIRST
   episode_length: jax.Array
+  # [N] bool, environments in which the agent's explorer acted, see `Agent.exploring`
   explores: jax.Array
+  # name -> [T - 1, N] float32, the environment's metrics of the episode up to the time step
   metrics: Mapping[str, jax.Array] = {}
 
   @property
@@ -71,23 +60,18 @@ class Episodes(NamedTuple):
 
 
 class Unroll(NamedTuple):
-  """Functions that reset and unroll N environments.
+  """Functions that reset and unroll N environments."""
 
-  Attributes:
-    init: key -> UnrollState of N environments after a reset.
-    unroll: (acting params, key, UnrollState, version, actor_id) -> (next UnrollState,
-      Sequence [N, T, ...], Episodes). The sequences store the version of the params and the actor's
-      number. The state passed in is donated: do not use it again.
-    shapes: acting params, or their shapes -> the Sequence of `unroll` as jax.ShapeDtypeStruct.
-    close: closes the instances of an environment that is stepped on the host.
-    metrics: names of `Episodes.metrics`.
-  """
-
-  init: Callable[[chex.PRNGKey], UnrollState]
+  init: Callable[[chex.PRNGKey], UnrollState]  # key -> UnrollState of N environments after a reset
+  # (acting params, key, UnrollState, version, actor_id) -> (next UnrollState, Sequence [N, T,
+  # ...], Episodes). The sequences store the version of the params and the actor's number. The
+  # state passed in is donated: do not use it again.
   unroll: Callable[..., tuple[UnrollState, experience.Sequence, Episodes]]
+  # acting params, or their shapes -> the Sequence of `unroll` as jax.ShapeDtypeStruct
   shapes: Callable[[Tree], experience.Sequence]
+  # closes the instances of an environment that is stepped on the host
   close: Callable[[], None] = lambda: None
-  metrics: tuple[str, ...] = ()
+  metrics: tuple[str, ...] = ()  # names of `Episodes.metrics`
 
 
 class StoppedError(Exception):
@@ -104,14 +88,14 @@ def make_unroll(
   explore: bool = False,
   should_stop: Callable[[], bool] = lambda: False,
 ) -> Unroll:
-  """Builds the unroll of one environment and one agent.
+  """Builds the unroll of one environment, without auto-reset, and one agent; compiles and calls nothing.
 
   A sequence of T time steps takes T - 1 steps of each environment: its last time step is the first
   of the next sequence, so no transition is lost at the seam.
 
   Args:
-    environment: one environment, without auto-reset, which the unroll adds.
-    agent: the agent; its `act` is compiled, together with the step of an environment in JAX.
+    environment: the environment, whose step in JAX is compiled together with the agent's `act`.
+    agent: the agent.
     num_envs: N, number of parallel environments.
     sequence_length: T, at least 2.
     greedy: take greedy actions; else sample actions.
@@ -119,9 +103,6 @@ def make_unroll(
       one, see `Agent.exploring`. An evaluation does without.
     should_stop: called after each step of an environment on the host, and so the heartbeat of a node
       whose environments wait; True ends the unroll by `StoppedError`.
-
-  Returns:
-    The functions that reset and unroll N environments; none has been compiled or called yet.
   """
   exploring = agent.exploring if explore else None
   roles = lambda params: (
@@ -142,16 +123,12 @@ def make_unroll(
 
 
 class _Policy(NamedTuple):
-  """An agent that acts in N environments.
+  """An agent that acts in N environments."""
 
-  Attributes:
-    agent: the agent.
-    roles: acting params -> [N] bool, environments in which its explorer acts.
-    act: (acting params, key, policy state, time step, roles) -> as `Agent.act`.
-  """
-
-  agent: agent_lib.Agent
+  agent: agent_lib.Agent  # the agent
+  # acting params -> [N] bool, environments in which its explorer acts
   roles: Callable[[Tree], jax.Array]
+  # (acting params, key, policy state, time step, roles) -> as `Agent.act`
   act: Callable[..., tuple[Tree, experience.Decision]]
 
 
@@ -177,14 +154,10 @@ def _reduced(
   length: Any,
   numpy: Any,
 ) -> dict[str, Any]:
-  """Metrics of episodes up to a time step.
+  """Metrics of episodes up to a time step of the given length, which is 0 at FIRST, as metrics are.
 
-  Args:
-    reductions: `Environment.metrics`.
-    before: metrics up to the time step before, see `UnrollState.metrics`.
-    values: `TimeStep.metrics` of the time step.
-    length: [N] int32, steps of each episode, up to the time step; 0 at FIRST, where metrics are 0.
-    numpy: the module `jnp` for arrays that are traced, or `np` for others.
+  They follow from those of the time step before, and from its `TimeStep.metrics`. `numpy` is the module
+  `jnp` for arrays that are traced, or `np` for others.
   """
 
   def reduced(name: str, reduction: str) -> Any:
@@ -201,11 +174,7 @@ def _reduced(
 
 
 class _TracedUnroll:
-  """The unroll of environments in JAX, whose step and policy are scanned together.
-
-  Attributes:
-    compiled: the compiled `unroll`, traced once for the schema and the run.
-  """
+  """The unroll of environments in JAX, whose step and policy are scanned together; `compiled` serves all."""
 
   def __init__(
     self,
@@ -214,7 +183,6 @@ class _TracedUnroll:
     num_envs: int,
     sequence_length: int,
   ):
-    """Args: see `make_unroll`."""
     self._environment = wrappers.AutoReset(environment)
     self._policy = policy
     self._num_envs = num_envs
@@ -271,13 +239,7 @@ class _TracedUnroll:
     return sequence
 
   def _step(self, params: Tree, explores: jax.Array, state: UnrollState, keys: chex.PRNGKey):
-    """Acts once in each environment.
-
-    Args:
-      params: acting params.
-      explores: [N] bool, see `Episodes`.
-      state: state before the step.
-      keys: [1 + N], of the policy and of each environment.
+    """Acts once in each environment, by keys, [1 + N], of the policy and of each environment.
 
     Returns:
       The next state; and ((time step acted upon, decision), the fields of Episodes, without `explores`,
@@ -312,8 +274,7 @@ class _HostUnroll:
   """The unroll of environments that threads step, with the layout and resets of `_TracedUnroll`.
 
   The N instances are made once, at the first `init`, or at the first after `close`. Every `init` resets
-  the same instances, which makes older states invalid. The `env_state` of a state is an array of these N
-  objects.
+  the same instances, an array of which is `env_state`, and makes older states invalid.
   """
 
   def __init__(
@@ -324,7 +285,6 @@ class _HostUnroll:
     sequence_length: int,
     should_stop: Callable[[], bool],
   ):
-    """Args: see `make_unroll`."""
     self._should_stop = should_stop
     self._environment = environment
     self._agent = policy.agent
@@ -350,8 +310,7 @@ class _HostUnroll:
     """Resets all instances and returns their state.
 
     Raises:
-      ValueError: it is called while tracing, which cannot compile it; or an observation contradicts its
-        spec.
+      ValueError: it is called while tracing; or an observation contradicts its spec.
     """
     if isinstance(key, jax.core.Tracer):
       raise ValueError(host.REFUSAL)
@@ -359,7 +318,8 @@ class _HostUnroll:
       self._instances = self._environment.make(self._num_envs)
     seeds = np.asarray(jax.random.bits(key, (self._num_envs,), jnp.uint32)).tolist()
     timestep = self._empty(self._num_envs)
-    self._for_each_env(lambda n: _write(timestep, n, self._instances[n].reset(seeds[n])))
+    reset = lambda n: _write(timestep, n, self._instances[n].reset(seeds[n]))
+    host.for_each(self._instances, reset, self._beat)
     zeros: Any = np.zeros(self._num_envs, np.float32)
     return UnrollState(
       env_state=self._as_env_state(timestep),
@@ -373,7 +333,7 @@ class _HostUnroll:
   def unroll(
     self, params: Tree, key: chex.PRNGKey, state: UnrollState, version: Any, actor_id: Any
   ) -> tuple[UnrollState, experience.Sequence, Episodes]:
-    """Steps the instances with the policy; arguments and results as of `Unroll.unroll`.
+    """As `Unroll.unroll`.
 
     Raises:
       ValueError: `state` is not what the last call returned (an instance cannot go back), or an
@@ -397,7 +357,11 @@ class _HostUnroll:
         blank = lambda x: np.zeros((num_envs, sequence_length, *x.shape[1:]), x.dtype)
         decisions = jax.tree.map(blank, decision)
       _write(decisions, np.s_[:, t], decision)
-      self._step(timesteps, t + 1, decision.action)
+      action = decision.action
+      step = lambda n, t=t, action=action: _write(
+        timesteps, (n, t + 1), self._instances[n].step(action[n])
+      )
+      host.for_each(self._instances, step, self._beat)
     newest = jax.tree.map(lambda x: x[:, -1].copy(), observed)
     episodes = self._episodes(state, timesteps, explores)
     next_state = UnrollState(
@@ -442,20 +406,12 @@ class _HostUnroll:
     host.close(self._instances)
     self._instances = []
 
-  def _step(self, timesteps: environment_lib.TimeStep, t: int, action: np.ndarray) -> None:
-    """Steps each environment by its action, [N, ...], and writes its new time step at index t."""
-    self._for_each_env(lambda n: _write(timesteps, (n, t), self._instances[n].step(action[n])))
-
   def _as_env_state(self, timestep: environment_lib.TimeStep) -> wrappers.AutoResetState:
     """The instances as the `env_state` after their newest time step; makes older ones invalid."""
     instances = np.empty(self._num_envs, object)
     instances[:] = self._instances
     self._env_state = wrappers.AutoResetState(env_state=instances, is_over=timestep.last())
     return self._env_state
-
-  def _for_each_env(self, function: Callable[[int], None]) -> None:
-    """Calls a function with the index of each environment, in its thread; raises an error of a call."""
-    host.for_each(self._instances, function, self._beat)
 
   def _beat(self) -> None:
     if self._should_stop():
@@ -503,14 +459,9 @@ def _write(arrays: Tree, index: Any, values: Tree) -> None:
 
 
 def sequence_schema(unroll: Unroll, params: Tree) -> experience.Sequence:
-  """Shapes and dtypes of one stored Sequence, computed without a step of an environment.
+  """Shapes and dtypes of one stored Sequence, computed from params, or their shapes, without a step.
 
-  Args:
-    unroll: the unroll that makes the sequences.
-    params: acting parameters, or their shapes.
-
-  Returns:
-    A Sequence of jax.ShapeDtypeStruct: [T, ...], or [...] for a field without a time axis.
+  It has jax.ShapeDtypeStruct: [T, ...], or [...] for a field without a time axis.
   """
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), unroll.shapes(params))
 

@@ -21,27 +21,18 @@ Played = tuple[experience.Sequence, rollout.Episodes]
 
 
 class Streams(NamedTuple):
-  """T consecutive steps of N environments, and the E episodes that ended in them; host arrays.
+  """T consecutive steps of N environments, and the E episodes that ended in them; host arrays."""
 
-  Attributes:
-    observation: [T, N, F] float32, all numbers of the observation, without the action mask.
-    action: [T, N, A] float32, chosen at the step; one-hot for discrete actions.
-    reward: [T, N] float32, reward that arrived at the step, earned by the action before.
-    discount: [T, N] float32, discount that arrived at the step.
-    first: [T, N] bool, whether the step is the first of its episode.
-    lengths: [E], steps of each episode.
-    returns: [E] float32, undiscounted return of each episode.
-    ends: [E] float32, discount at the last step of each episode: 0 if it terminated, 1 if a time
-      limit truncated it.
-  """
-
+  # [T, N, F] float32, all numbers of the observation, without the action mask
   observation: np.ndarray
-  action: np.ndarray
-  reward: np.ndarray
-  discount: np.ndarray
-  first: np.ndarray
-  lengths: np.ndarray
-  returns: np.ndarray
+  action: np.ndarray  # [T, N, A] float32, chosen at the step; one-hot for discrete actions
+  reward: np.ndarray  # [T, N] float32, reward that arrived at the step, earned by the action before
+  discount: np.ndarray  # [T, N] float32, discount that arrived at the step
+  first: np.ndarray  # [T, N] bool, whether the step is the first of its episode
+  lengths: np.ndarray  # [E], steps of each episode
+  returns: np.ndarray  # [E] float32, undiscounted return of each episode
+  # [E] float32, discount at the last step of each episode: 0 if it terminated, 1 if a time limit
+  # truncated it
   ends: np.ndarray
 
 
@@ -53,18 +44,13 @@ def play(
   num_steps: int,
   seed: int,
 ) -> list[Played]:
-  """Plays an agent with sampled actions in N parallel environments.
+  """Plays an agent with sampled actions in N parallel environments, for at least `num_steps` in all.
 
-  Args:
-    environment: the environment, without auto-reset.
-    agent: the agent.
-    params: its acting parameters.
-    num_steps: least number of steps, summed over parallel environments.
-    seed: seed of environments and actions.
+  N is NUM_ENVS, or a quarter of it for an environment that is stepped on the host.
 
   Returns:
     Consecutive sequences [N, LENGTH, ...] with their episodes; each begins with the last step of the
-    one before. N is NUM_ENVS, or a quarter of it for an environment that is stepped on the host.
+    one before.
   """
   num_envs = NUM_ENVS // 4 if isinstance(environment, host.HostEnvironment) else NUM_ENVS
   unroll = rollout.make_unroll(environment, agent, num_envs=num_envs, sequence_length=LENGTH)
@@ -80,12 +66,7 @@ def play(
 
 
 def join(played: Sequence[Played], action_spec: Any) -> Streams:
-  """Joins consecutive sequences to one stream of steps for each environment.
-
-  Args:
-    played: sequences as `play` returns them.
-    action_spec: spec of an action, for the one-hot encoding.
-  """
+  """Joins consecutive sequences of `play` to one stream of steps for each environment."""
   sequences = [sequence for sequence, _ in played]
   # The last step of a sequence is the first of the next, which has its action.
   leaf = lambda *parts: np.concatenate([part[:, :-1] for part in parts], axis=1).swapaxes(0, 1)

@@ -29,12 +29,7 @@ POSITIVE, NEGATIVE = np.array((240, 228, 66)), np.array((86, 180, 233))
 
 
 def write(frames: list[np.ndarray], path: pathlib.Path, frames_per_second: float = 8.0) -> None:
-  """Writes frames as a .gif or .mp4 file, by the suffix of the path.
-
-  Args:
-    frames: [H, W, 3] uint8 each, of one size.
-    path: path of the file; its folder is created.
-    frames_per_second: frame rate.
+  """Writes frames, [H, W, 3] uint8 of one size, as a .gif or .mp4 file, in a folder that may be new.
 
   Raises:
     ValueError: the path has another suffix.
@@ -51,15 +46,11 @@ def write(frames: list[np.ndarray], path: pathlib.Path, frames_per_second: float
 
 
 def picture(draw: Draw, observation: Tree) -> Callable[[Tree], np.ndarray] | None:
-  """Chooses how to draw the observations of an episode as a picture.
+  """Chooses how to draw the observations of an episode, [T, ...] host arrays, as a picture.
 
-  The first of these that is possible: the environment's own drawing; the first leaf that is an image,
-  [H, W, C] of at least 8 x 8. Its channels are grey (1), red, green and blue (3), or have a colour each, as
-  in MinAtar; the latter only for numbers of at most 1.
-
-  Args:
-    draw: the environment's `Environment.draw`.
-    observation: [T, ...] host arrays of some time steps, which set the scale of an image.
+  The first of these that is possible: the environment's own drawing, `Environment.draw`; the first leaf
+  that is an image, [H, W, C] of at least 8 x 8. Its channels are grey (1), red, green and blue (3), or
+  have a colour each, as in MinAtar; the latter only for numbers of at most 1.
 
   Returns:
     A function from one observation, [...], to its frame, [H, W, 3] uint8, of a constant size; small
@@ -91,12 +82,7 @@ def picture(draw: Draw, observation: Tree) -> Callable[[Tree], np.ndarray] | Non
 
 
 def drawing(draw: Draw, observation: Tree) -> Callable[[Tree], np.ndarray]:
-  """As `picture`; where there is none, all numbers are cells: 0 is dark, positive yellow, negative blue.
-
-  Args:
-    draw: the environment's `Environment.draw`.
-    observation: [T, ...] host arrays of all time steps, which set the scale of colours.
-  """
+  """As `picture`; where there is none, all numbers are cells: 0 is dark, positive yellow, negative blue."""
   found = picture(draw, observation)
   if found is not None:
     return found
@@ -128,14 +114,9 @@ def _enlarge(frame: np.ndarray) -> np.ndarray:
 
 
 def likeliest(policy: dict[str, float], most: int) -> list[tuple[str, float]]:
-  """The likeliest choices of a policy; if there are too many, the last entry sums up the others.
+  """The `most` likeliest choices and probabilities of a policy, in which they are in that order.
 
-  Args:
-    policy: probabilities by name, the likeliest first.
-    most: largest number of entries, at least 1.
-
-  Returns:
-    Pairs of a name, or such as '3 others', and its probability.
+  If there are more, the last entry sums up the others, such as '3 others'.
   """
   pairs = list(policy.items())
   if len(pairs) <= most:
@@ -147,16 +128,11 @@ def likeliest(policy: dict[str, float], most: int) -> list[tuple[str, float]]:
 def with_policy(
   frame: np.ndarray, policy: dict[str, float], opened: Sequence[str] = ()
 ) -> np.ndarray:
-  """Adds a panel with the policy's probabilities at the right of a frame.
+  """Adds a panel with the policy's probabilities, the likeliest first, at the right of a frame, uint8.
 
-  Args:
-    frame: [H, W, 3] uint8; a small one is enlarged.
-    policy: probabilities by name, the likeliest first; see `likeliest`.
-    opened: names of candidates whose gates are open, see `episodes.PlayedStep.gates`, for the bottom of the
-      panel; if there is no room for all, the last ones are shown.
-
-  Returns:
-    The enlarged frame, wider by `PANEL` pixels, uint8; its size depends only on the size of the given frame.
+  The frame, [H, W, 3], is enlarged if it is small, and wider by `PANEL` pixels; its size depends only on
+  the size of the given one. The panel ends with the names of the candidates whose gates are open, see
+  `episodes.PlayedStep`; if there is no room for all, the last ones are shown.
   """
   frame = _enlarge(frame)
   height = frame.shape[0]
@@ -198,18 +174,16 @@ def comparison(
 ) -> list[np.ndarray]:
   """Draws each observation on the left and the world model's prediction of it on the right.
 
-  The line above the prediction is green while the model is given the observations, and purple in the
-  open-loop prediction. With masks of slots, the prediction is shown once more at the right, tinted by
-  them: of what is observed, then of what is imagined. The bars below are the attention weights over a window of W steps, the newest
-  on the right; there are none for W = 1.
+  The line above the prediction is green while the model is given the observations, of which there are
+  `context`, and purple in the open-loop prediction. With masks of slots, [T, S, H, W], the prediction is
+  shown once more at the right, tinted by them: of what is observed, then of what is imagined. The bars
+  below are the attention weights `salience`, [T, W], over a window of W steps, the newest on the right;
+  there are none for W = 1.
 
   Args:
     draw: the environment's `Environment.draw`.
     observation: [T, ...] host arrays, without 'action_mask'.
     predicted: [T, ...] host arrays, likewise.
-    salience: [T, W] attention weights, see `agent.Foresight`.
-    context: number of observations given to the model, from the first.
-    masks: [T, S, H, W] masks of slots, likewise; None without slots.
 
   Returns:
     T frames, [height, width, 3] uint8 each.

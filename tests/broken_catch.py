@@ -49,16 +49,16 @@ class Deaf(catch.Catch):
 class Blind(catch.Catch):
   """The observation leaves out the ball, so it does not determine the reward."""
 
-  def _observe(self, state):
-    return super()._observe(_hidden(self, state))
+  def observe(self, state):
+    return super().observe(_hidden(self, state))
 
 
 class Forgetful(catch.Catch):
   """Only the first observation shows the ball, so the task needs memory."""
 
-  def _observe(self, state):
-    hidden = super()._observe(_hidden(self, state))
-    return jnp.where(state.ball_row == 0, super()._observe(state), hidden)
+  def observe(self, state):
+    hidden = super().observe(_hidden(self, state))
+    return jnp.where(state.ball_row == 0, super().observe(state), hidden)
 
 
 class Endless(catch.Catch):
@@ -77,5 +77,5 @@ class Beyond(catch.Catch):
   def observation_spec(self):
     return specs.BoundedArray((self.rows * self.columns,), np.float32, 0.0, 1.0, 'board')
 
-  def _observe(self, state):
-    return 7.0 * super()._observe(state)
+  def observe(self, state):
+    return 7.0 * super().observe(state)

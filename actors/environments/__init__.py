@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 # Built-in environments: name -> import path. A module is imported when its environment is made.
 ENVIRONMENTS = {
   'catch': 'hephaestus.actors.environments.catch:Catch',
-  'errands': 'hephaestus.actors.environments.errands:Errands',
+  'errands': 'hephaestus.actors.environments.cognition.errands:Errands',
   'grid_world': 'hephaestus.actors.environments.grid_world:GridWorld',
   'hackmatrix': 'hephaestus.actors.environments.hackmatrix:make',
-  'ice': 'hephaestus.actors.environments.ice:Ice',
-  'noisy_corridor': 'hephaestus.actors.environments.noisy_corridor:NoisyCorridor',
-  'oasis': 'hephaestus.actors.environments.oasis:Oasis',
-  'rooms': 'hephaestus.actors.environments.rooms:Rooms',
-  'sprites': 'hephaestus.actors.environments.sprites:Sprites',
+  'ice': 'hephaestus.actors.environments.cognition.ice:Ice',
+  'noisy_corridor': 'hephaestus.actors.environments.cognition.noisy_corridor:NoisyCorridor',
+  'oasis': 'hephaestus.actors.environments.cognition.oasis:Oasis',
+  'rooms': 'hephaestus.actors.environments.cognition.rooms:Rooms',
+  'sprites': 'hephaestus.actors.environments.cognition.sprites:Sprites',
 }
 
 LISTING = '`hephaestus environments` lists them'
@@ -76,7 +76,7 @@ def register(environment: Any, known: str | None = None) -> str:
       or a class of an `Environment`; or an environment that `gymnasium.make` has made, of which others
       are made by its spec.
     known: name that an object of the same class, or a class or function of the same name, had in an
-      earlier process, such as the process of a run which is resumed; this one takes it over. Another is ignored.
+      earlier process, such as that of a run which is resumed; this one takes it over. Another is ignored.
 
   Returns:
     The name, 'instance:CLASS-NUMBER'; the same one if the object was registered before.
@@ -211,9 +211,6 @@ def check(name: str, chosen: Mapping[str, Any]) -> None:
   """Checks name and options as `make` does, without making an environment.
 
   Options of a family of `HOST_FAMILIES` are not known.
-
-  Raises:
-    ValueError, ModuleNotFoundError: as `make`.
   """
   family_name, slash, env_name = name.partition('/')
   if family_name in HOST_FAMILIES and slash:
@@ -248,9 +245,8 @@ def check_name(name: str) -> None:
   """Checks a name soon: imports no JAX, and nothing but gymnasium and what an import path names.
 
   Raises:
-    ValueError, ModuleNotFoundError: there is no such family, its package is not installed, or there is no
-      such environment (of families that are not in `LISTS`, `make` finds out); or a file that is not
-      trusted gives the name.
+    ValueError, ModuleNotFoundError: as `make`, which finds out more of families that are not in `LISTS`; or a
+      file that is not trusted gives the name.
   """
   names.check_trust(name, 'environment.name')
   family_name, slash, env_name = name.partition('/')
@@ -289,9 +285,6 @@ def _unknown(name: str, known: Iterable[str]) -> ValueError:
 
 def family(name: str) -> types.ModuleType:
   """Imports and returns the module of a family of environments.
-
-  Args:
-    name: a key of `FAMILIES` or `HOST_FAMILIES`.
 
   Raises:
     ValueError: there is no such family, or its package is not installed.
@@ -334,14 +327,10 @@ def _family(name: str) -> types.ModuleType:
 
 
 def options(name: str) -> dict[str, Any]:
-  """Options of an environment that have a default, with their defaults.
+  """Options of an environment that have a default, with their defaults; for names see `make`.
 
-  Args:
-    name: see `make`.
-
-  Returns:
-    Option -> default. Empty for an instance that was registered, and for a family of `HOST_FAMILIES`, whose
-    options are not known.
+  Empty for an instance that was registered, and for a family of `HOST_FAMILIES`, whose options are not
+  known.
 
   Raises:
     ValueError: there is no such environment, or its family's package is not installed.
@@ -409,12 +398,7 @@ def _constructor(name: str) -> Callable[..., Any]:
 
 
 def check_options(name: str, constructor: Callable[..., Any], options: Mapping[str, Any]) -> None:
-  """Checks that a constructor can be called with some options.
-
-  Args:
-    name: name of the environment, for error messages.
-    constructor: class or function that makes the environment.
-    options: the keyword arguments of the call.
+  """Checks that a constructor can be called with some options; `name` is for error messages.
 
   Raises:
     ValueError: the class is abstract, an option is unknown or has another type than its default, or

@@ -25,7 +25,7 @@ class Adapter(environment.Environment):
     *,
     begin: Callable[[chex.PRNGKey], tuple[Any, Any]],
     advance: Callable[[chex.PRNGKey, Any, jax.Array], tuple[Any, Any, jax.Array, jax.Array]],
-    observation_spec: Any,
+    observation_spec: Callable[[Any], Any],
     action_spec: specs.BoundedArray,
     frame: Callable[[Any], np.ndarray] | None = None,
   ):
@@ -35,19 +35,17 @@ class Adapter(environment.Environment):
       begin: key -> (state, observation).
       advance: (key, state, action) -> (state, observation, reward, is_terminated). The reward is []
         of any dtype; `is_terminated` is [] bool, and False at a time limit.
-      observation_spec: spec of the observations, which are converted to its dtypes.
+      observation_spec: shapes and dtypes of an observation -> its spec, to whose dtypes it is converted.
       action_spec: spec of the actions.
       frame: state -> [H, W, 3] uint8, not traced; None for an environment without frames.
-
-    Raises:
-      ValueError: the states of the two functions have different tree structures.
     """
     self._begin, self._advance, self._frame = jax.jit(begin), jax.jit(advance), frame
-    self._observation_spec, self._action_spec = observation_spec, action_spec
     key = jax.eval_shape(functools.partial(jax.random.key, 0))
     action = jax.ShapeDtypeStruct(action_spec.shape, action_spec.dtype)
     strong = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-    state = jax.tree.map(strong, jax.eval_shape(self._begin, key)[0])
+    state, observation = jax.eval_shape(self._begin, key)
+    self._observation_spec, self._action_spec = observation_spec(observation), action_spec
+    state = jax.tree.map(strong, state)
     next_state = jax.eval_shape(self._advance, key, state, action)[0]
     self._dtypes = jax.tree.map(
       lambda one, other: jnp.promote_types(one.dtype, other.dtype), state, next_state

@@ -1,10 +1,8 @@
 """Robotics environments of brax, as `brax/NAME`."""
 
-import functools
 import inspect
 from typing import Any
 
-import jax
 import numpy as np
 from brax import envs
 from dm_env import specs
@@ -28,12 +26,7 @@ def options(name: str) -> dict[str, Any]:
 
 
 def make(name: str, max_steps: int = 1000, **options: Any) -> wrappers.TimeLimit:
-  """Makes an environment of brax without brax's wrappers for auto-reset and time limit.
-
-  Args:
-    name: one of `names()`.
-    max_steps: time limit, which truncates.
-    **options: see `options`.
+  """Makes an environment of brax without brax's wrappers; its time limit truncates.
 
   Raises:
     ValueError: there is no such backend.
@@ -52,12 +45,10 @@ def make(name: str, max_steps: int = 1000, **options: Any) -> wrappers.TimeLimit
     state = env.step(state, action)
     return state, state.obs, state.reward, state.done > 0
 
-  key = jax.eval_shape(functools.partial(jax.random.key, 0))
-  observation = jax.eval_shape(begin, key)[1]
   unlimited = adapter.Adapter(
     begin=begin,
     advance=advance,
-    observation_spec=specs.Array(observation.shape, observation.dtype, 'joints'),
+    observation_spec=lambda like: specs.Array(like.shape, like.dtype, 'joints'),
     action_spec=specs.BoundedArray((env.action_size,), np.float32, -1.0, 1.0, 'actuators'),
   )
   return wrappers.TimeLimit(unlimited, max_steps)

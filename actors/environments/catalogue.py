@@ -11,17 +11,13 @@ from hephaestus.actors.environments import environment as environment_lib
 
 
 def look_up(name: str | None = None) -> dict[str, Any]:
-  """Describes one environment, a family (another package's environments), or all of them.
-
-  Args:
-    name: name of an environment, see `environments.make`, or of a family such as 'gymnax'. None for
-      everything; then the environments of families are only listed, since making them takes long.
+  """Describes one environment, or all of a family (another package's), by its name; for None, everything.
 
   Returns:
     `{'worlds': {NAME: DESCRIPTION}}`, where a description is a result of `describe`, or `{'refused':
-    REASON}` for an environment that is not supported. Without a name also `{'families': {NAME:
-    {'installed', 'worlds'}}}`; there `'worlds'` lists the names of the family's environments, and is
-    None if the family is not installed.
+    REASON}` for an environment that is not supported. Without a name, environments of families are only
+    listed, since making them takes long: `{'families': {NAME: {'installed', 'worlds'}}}`, where
+    `'worlds'` has their names, and is None if the family is not installed.
 
   Raises:
     ValueError: the name is unknown, or its package is not installed.
@@ -51,9 +47,6 @@ def _family(name: str) -> dict[str, Any]:
 def describe(name: str) -> dict[str, Any]:
   """Describes the specs and the options of an environment.
 
-  Args:
-    name: name of the environment, see `environments.make`.
-
   Returns:
     {'observation': {PATH: dtype and shape}, 'actions': text, 'mask': whether observations have an
     action mask, 'max_steps': steps of an episode at most, 'options': {OPTION: default}}
@@ -63,7 +56,7 @@ def describe(name: str) -> dict[str, Any]:
   """
   environment = environments.make(name)
   fields = {
-    jax.tree_util.keystr(path): _describe_spec(spec)
+    jax.tree_util.keystr(path): f'{spec.dtype}{list(spec.shape)}'
     for path, spec in jax.tree_util.tree_leaves_with_path(environment.observation_spec)
   }
   mask = fields.pop("['action_mask']", None)
@@ -76,12 +69,8 @@ def describe(name: str) -> dict[str, Any]:
   }
 
 
-def _describe_spec(spec: specs.Array) -> str:
-  return f'{spec.dtype}{list(spec.shape)}'
-
-
 def _describe_actions(spec: specs.BoundedArray) -> str:
   if choices := environment_lib.num_choices(spec):
     return f'{" x ".join(map(str, choices))} choices'
   low, high = spec.minimum.min(), spec.maximum.max()
-  return f'{_describe_spec(spec)} in [{low:g}, {high:g}]'
+  return f'{spec.dtype}{list(spec.shape)} in [{low:g}, {high:g}]'

@@ -1,6 +1,7 @@
 """Catch: move a paddle under a falling ball. A small environment to copy when writing another."""
 
 import dataclasses
+from typing import ClassVar
 
 import chex
 import flax.struct
@@ -21,27 +22,23 @@ class State(flax.struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Catch(environment.Environment):
+class Catch(environment.DiscreteEnvironment):
   """Catch of bsuite: the episode terminates with +1 if the paddle catches the ball, else with -1.
 
   Actions are left, stay, right. The observation is the board, bool, flattened row by row, True at the
   ball and at the paddle. On the default board the paddle can reach every column in time.
-
-  Attributes:
-    rows: rows of the board; an episode takes rows - 1 steps.
-    columns: columns of the board.
-    cell_pixels: 0: the board is observed. Else an image of it is observed in its place, white on black,
-      with so many pixels along each side of a cell: [rows * cell_pixels, columns * cell_pixels, 3] uint8.
   """
 
-  rows: int = 10
-  columns: int = 5
+  rows: int = 10  # rows of the board; an episode takes rows - 1 steps
+  columns: int = 5  # columns of the board
+  # 0: the board is observed. Else an image of it is observed in its place, white on black, with so
+  # many pixels along each side of a cell: [rows * cell_pixels, columns * cell_pixels, 3] uint8.
   cell_pixels: int = 0
 
+  action_names: ClassVar[tuple[str, ...]] = ('left', 'stay', 'right')
+
   def __post_init__(self):
-    for field, least in {'rows': 2, 'columns': 2, 'cell_pixels': 0}.items():
-      if getattr(self, field) < least:
-        raise ValueError(f'environment.{field}={getattr(self, field)}: at least {least} are needed')
+    self._check_least(rows=2, columns=2, cell_pixels=0)
 
   @property
   def observation_spec(self) -> specs.BoundedArray:
@@ -49,14 +46,6 @@ class Catch(environment.Environment):
       shape = (self.rows * self.cell_pixels, self.columns * self.cell_pixels, 3)
       return specs.BoundedArray(shape, np.uint8, 0, 255, 'image')
     return specs.BoundedArray((self.rows * self.columns,), bool, False, True, 'board')
-
-  @property
-  def action_spec(self) -> specs.DiscreteArray:
-    return specs.DiscreteArray(3, np.int32, 'left_stay_right')
-
-  @property
-  def action_names(self) -> tuple[str, ...]:
-    return ('left', 'stay', 'right')
 
   @property
   def max_steps(self) -> int:
@@ -68,7 +57,7 @@ class Catch(environment.Environment):
       ball_column=jax.random.randint(key, (), 0, self.columns),
       paddle_column=jnp.full((), self.columns // 2, jnp.int32),
     )
-    return state, environment.restart(self._observe(state))
+    return state, environment.restart(self.observe(state))
 
   def step(
     self, key: chex.PRNGKey, state: State, action: jax.Array
@@ -80,15 +69,12 @@ class Catch(environment.Environment):
     caught = state.ball_column == state.paddle_column
     reward = jnp.where(landed, jnp.where(caught, 1.0, -1.0), 0.0)
     timestep = jax.lax.cond(
-      landed, environment.termination, environment.transition, reward, self._observe(state)
+      landed, environment.termination, environment.transition, reward, self.observe(state)
     )
     return state, timestep
 
   def scripted_action(self, state: State) -> jax.Array:
     return 1 + jnp.sign(state.ball_column - state.paddle_column)
-
-  def render(self, state: State) -> np.ndarray:
-    return self.draw(self._observe(state))
 
   def draw(self, observation: environment.Observation) -> np.ndarray:
     """Draws the board in white on black, with 16 x 16 pixels a cell; an observed image is unchanged."""
@@ -98,7 +84,7 @@ class Catch(environment.Environment):
     pixels = np.kron(board, np.full((16, 16), 255)).astype(np.uint8)
     return np.stack([pixels] * 3, axis=-1)
 
-  def _observe(self, state: State) -> jax.Array:
+  def observe(self, state: State) -> jax.Array:
     board = jnp.zeros((self.rows, self.columns), bool)
     board = board.at[state.ball_row, state.ball_column].set(True)
     board = board.at[self.rows - 1, state.paddle_column].set(True)

@@ -42,13 +42,7 @@ def options(name: str) -> dict[str, Any]:
 
 
 def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.TimeLimit:
-  """Makes an environment of craftax without auto-reset; its time limit truncates.
-
-  Args:
-    name: one of `names()`.
-    max_steps: time limit; None for craftax's own.
-    **options: see `options`.
-  """
+  """Makes an environment of craftax without auto-reset; its time limit, None for its own, truncates."""
   env = _construct(name)
   params = env.default_params.replace(**options)
   max_steps = params.max_timesteps if max_steps is None else max_steps
@@ -63,29 +57,30 @@ def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.Ti
     observation, state, reward, is_terminated, _ = env.step_env(key, state, action, params)
     return state.replace(state_rng=None), observation, reward, is_terminated
 
-  key = jax.eval_shape(functools.partial(jax.random.key, 0))
-  like = jax.eval_shape(begin, key)[1]
-  observation_spec: specs.Array = specs.BoundedArray(like.shape, like.dtype, 0.0, 1.0, 'view')
-  if name == 'Craftax-Symbolic-v1':
-    observation_spec = specs.Array(like.shape, like.dtype, 'view')  # some of its numbers exceed 1
-  if name == 'Craftax-Classic-Symbolic-v1':
-    (size,) = like.shape
-    vitals = [
-      environment.Vital(vital, size + FIRST_VITAL + place, SET_POINT)
-      for place, vital in enumerate(CLASSIC_VITALS)
-    ]
-    # The reward contains a tenth of the change of health, which depends on the other vitals.
-    observation_spec = environment.VitalsSpec(
-      like.shape, like.dtype, 0.0, 1.0, vitals, are_paid=True, name='view'
-    )
   unlimited = adapter.Adapter(
     begin=begin,
     advance=advance,
-    observation_spec=observation_spec,
+    observation_spec=functools.partial(_observation_spec, name),
     action_spec=specs.DiscreteArray(env.num_actions, np.int32),
     frame=functools.partial(_frame, 'Classic' in name),
   )
   return wrappers.TimeLimit(unlimited, max_steps)
+
+
+def _observation_spec(name: str, like: jax.ShapeDtypeStruct) -> specs.Array:
+  if name == 'Craftax-Symbolic-v1':
+    return specs.Array(like.shape, like.dtype, 'view')  # some of its numbers exceed 1
+  if name != 'Craftax-Classic-Symbolic-v1':
+    return specs.BoundedArray(like.shape, like.dtype, 0.0, 1.0, 'view')
+  (size,) = like.shape
+  vitals = [
+    environment.Vital(vital, size + FIRST_VITAL + place, SET_POINT)
+    for place, vital in enumerate(CLASSIC_VITALS)
+  ]
+  # The reward contains a tenth of the change of health, which depends on the other vitals.
+  return environment.VitalsSpec(
+    like.shape, like.dtype, 0.0, 1.0, vitals, are_paid=True, name='view'
+  )
 
 
 def _construct(name: str) -> Any:

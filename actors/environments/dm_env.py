@@ -14,13 +14,10 @@ from hephaestus.actors.environments import host, names
 
 
 def make(path: str, /, *, max_steps: int = 1000, **options: Any) -> host.HostEnvironment:
-  """Makes an environment of dm_env; its step types and discounts stay unchanged.
+  """Makes an environment of dm_env; its step types and discounts stay unchanged, but for the time limit.
 
-  Args:
-    path: 'package.module:callable' that returns a `dm_env.Environment`. If the callable takes a `seed`
-      and `options` give none, each instance gets a seed of its own, and a run can be repeated.
-    max_steps: time limit, which truncates.
-    **options: passed to the callable.
+  The path, 'package.module:callable', is of what returns a `dm_env.Environment` by these options. If it
+  takes a `seed` and they give none, each instance gets a seed of its own, and a run can be repeated.
 
   Raises:
     ValueError: there is no such callable, it does not take an option, it returns something else, a spec

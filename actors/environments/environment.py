@@ -5,7 +5,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import chex
 import dm_env
@@ -148,9 +148,9 @@ class Environment(abc.ABC):
   def metrics(self) -> Mapping[str, str]:
     """Metrics of episodes: name -> how values of its steps are reduced; empty for none.
 
-    `TimeStep.metrics` has the value of each step, also at FIRST, where it is not read. The reduction is
-    'mean' over the steps of the episode, 'sum', 'max', or 'last' for the value at LAST. A run averages
-    the numbers over episodes, for training and for evaluations, as the metrics `environment/NAME`.
+    `TimeStep.metrics` has the value of each step. The reduction is 'mean' over the steps of the episode,
+    'sum', 'max', or 'last' for the value at LAST. A run averages the numbers over episodes, for training
+    and for evaluations, as the metrics `environment/NAME`.
     """
     return {}
 
@@ -167,15 +167,9 @@ class Environment(abc.ABC):
   def next_episode(self, key: chex.PRNGKey, state: EnvState) -> tuple[EnvState, TimeStep]:
     """Begins the next episode of a stream, for auto-reset; by default an ordinary reset.
 
-    An environment overrides it to keep a part of its state from one episode to the next.
-
-    Args:
-      key: PRNG key of the reset.
-      state: state at LAST, or the state after one more step, as `wrappers.AutoReset` gives; so a step
-        after LAST must keep that part.
-
-    Returns:
-      The state of the new episode and its FIRST time step.
+    An environment overrides it to keep a part of its state from one episode to the next. The state given
+    is that at LAST, or the state after one more step, as `wrappers.AutoReset` gives; so a step after LAST
+    must keep that part.
     """
     del state
     return self.reset(key)
@@ -196,20 +190,63 @@ class Environment(abc.ABC):
   def draw(self, observation: Observation) -> np.ndarray | None:
     """Renders an observation as a frame, [H, W, 3] uint8, not traced; None if it cannot be drawn.
 
-    Args:
-      observation: observed, or predicted by a world model, whose values may lie between the values of
-        the environment; in either case without 'action_mask'.
+    The observation has no 'action_mask'. It is observed, or predicted by a world model, whose values may lie
+    between the values of the environment.
     """
     del observation
     return None
 
 
-class ViewSpec(specs.BoundedArray):
+class DiscreteEnvironment(Environment):
+  """An environment with one choice among named actions, whose frames show what is observed."""
+
+  action_names: ClassVar[tuple[str, ...]]
+
+  @property
+  def action_spec(self) -> specs.DiscreteArray:
+    return specs.DiscreteArray(len(self.action_names), np.int32, '_'.join(self.action_names))
+
+  @abc.abstractmethod
+  def observe(self, state: EnvState) -> Observation:
+    """The observation of a state."""
+
+  def render(self, state: EnvState) -> np.ndarray | None:
+    return self.draw(self.observe(state))
+
+  def _stepped(
+    self, state: EnvState, reward: chex.Numeric, is_over: chex.Numeric = False
+  ) -> tuple[EnvState, TimeStep]:
+    """What `step` returns for the next state: LAST if the episode is over, or `state.step_count` at its limit."""
+    time_is_up = jnp.asarray(state.step_count >= self.max_steps, jnp.int32)
+    timestep = jax.lax.switch(
+      jnp.where(is_over, 2, time_is_up),
+      (transition, truncation, termination),
+      reward,
+      self.observe(state),
+    )
+    return state, timestep
+
+  def _check_least(self, **least: int) -> None:
+    """Raises ValueError for an option of this name that is less than that."""
+    for name, lowest in least.items():
+      if getattr(self, name) < lowest:
+        raise ValueError(f'environment.{name}={getattr(self, name)}: at least {lowest} is needed')
+
+
+class _CopiedSpec:
+  """Lets pickle and `replace` keep what a spec has beyond the specs of dm_env."""
+
+  def __reduce__(self) -> Any:
+    return functools.partial(type(self), **self._get_constructor_kwargs()), ()  # type: ignore[attr-defined]
+
+
+class ViewSpec(_CopiedSpec, specs.BoundedArray):
   """Spec of an observation vector with a view: a function of the vector that agents read with it.
 
   A view adds no information. It gives the same numbers in a form that a network learns from faster,
   such as a map around the agent's position. A world model predicts the vector, and the view is
-  computed from the prediction.
+  computed from the prediction: `view` is a pure function of the vector that returns [V] float32, with
+  a fixed V. The other arguments are as of `specs.BoundedArray`; the shape is [F].
   """
 
   def __init__(
@@ -221,47 +258,28 @@ class ViewSpec(specs.BoundedArray):
     view: Callable[[jax.Array], jax.Array],
     name: str | None = None,
   ):
-    """Makes the spec.
-
-    Args:
-      shape: [F], one axis.
-      dtype: see `specs.BoundedArray`, as for `minimum`, `maximum` and `name`.
-      minimum: lower bound.
-      maximum: upper bound.
-      view: pure function of the vector that returns [V] float32, with a fixed V.
-      name: for display.
-    """
     super().__init__(shape, dtype, minimum, maximum, name)
-    self._view = view
-
-  @property
-  def view(self) -> Callable[[jax.Array], jax.Array]:
-    return self._view
-
-  def __reduce__(self):
-    arguments = (self.shape, self.dtype, self.minimum, self.maximum, self.view, self.name)
-    return type(self), arguments
+    self.view = view
 
 
 class Vital(NamedTuple):
-  """A number of an observation that the agent must keep up to survive, such as food.
+  """A number of an observation that the agent must keep up to survive, such as food."""
 
-  Attributes:
-    name: one word, for metrics.
-    position: index in the observation vector.
-    set_point: the value at which nothing is lacking.
-  """
-
-  name: str
-  position: int
-  set_point: float = 1.0
+  name: str  # one word, for metrics
+  position: int  # index in the observation vector
+  set_point: float = 1.0  # the value at which nothing is lacking
 
 
-class VitalsSpec(specs.BoundedArray):
+class VitalsSpec(_CopiedSpec, specs.BoundedArray):
   """Spec of an observation vector in which some numbers are vitals, see `Vital`.
 
   A vital of 0 ends the episode, or leads to its end. With `agent.survival_scale` an agent gives itself
-  an intrinsic reward for vitals near their set-points; with `are_paid` that raises ValueError.
+  an intrinsic reward for vitals near their set-points; where the environment's reward already depends
+  on them (`are_paid`), that raises ValueError. The other arguments are as of `specs.BoundedArray`; the
+  shape is [F].
+
+  Raises:
+    ValueError: there is no vital, one lies outside the vector, or two have the same name.
   """
 
   def __init__(
@@ -275,20 +293,6 @@ class VitalsSpec(specs.BoundedArray):
     are_paid: bool = False,
     name: str | None = None,
   ):
-    """Makes the spec.
-
-    Args:
-      shape: [F], one axis.
-      dtype: see `specs.BoundedArray`, as for `minimum`, `maximum` and `name`.
-      minimum: lower bound.
-      maximum: upper bound.
-      vitals: at least one.
-      are_paid: whether the environment's reward already depends on the vitals.
-      name: for display.
-
-    Raises:
-      ValueError: there is no vital, one lies outside the vector, or two have the same name.
-    """
     super().__init__(shape, dtype, minimum, maximum, name)
     names = [vital.name for vital in vitals]
     if len(shape) != 1 or len(set(names)) != len(names) or not names:
@@ -298,53 +302,27 @@ class VitalsSpec(specs.BoundedArray):
     for vital in vitals:
       if not 0 <= vital.position < shape[0]:
         raise ValueError(f'{vital}: is not in a vector of shape {shape}')
-    self._vitals, self._are_paid = tuple(vitals), are_paid
-
-  @property
-  def vitals(self) -> tuple[Vital, ...]:
-    return self._vitals
-
-  @property
-  def are_paid(self) -> bool:
-    return self._are_paid
-
-  def __reduce__(self):
-    new = functools.partial(type(self), are_paid=self.are_paid, name=self.name)
-    return new, (self.shape, self.dtype, self.minimum, self.maximum, self.vitals)
+    self.vitals, self.are_paid = tuple(vitals), are_paid
 
 
-class BoardSpec(specs.Array):
+class BoardSpec(_CopiedSpec, specs.Array):
   """Spec of an observation vector whose last numbers are the cells of a board, in row-major order.
 
   All cells have the same features, which should be of the order of 1. Agents may encode the cells with
-  shared weights, or treat the whole as any other vector.
+  shared weights, or treat the whole as any other vector. `board_shape` has the numbers of rows,
+  columns, and features of a cell; the shape is [F].
+
+  Raises:
+    ValueError: the board is larger than the vector.
   """
 
   def __init__(
     self, shape: tuple[int], dtype: Any, board_shape: tuple[int, int, int], name: str | None = None
   ):
-    """Makes the spec.
-
-    Args:
-      shape: [F], one axis.
-      dtype: see `specs.Array`.
-      board_shape: numbers of rows, columns, and features of a cell.
-      name: for display.
-
-    Raises:
-      ValueError: the board is larger than the vector.
-    """
     if len(shape) != 1 or math.prod(board_shape) > shape[0]:
       raise ValueError(f'board_shape={board_shape}: is no part of a vector of shape {shape}')
     super().__init__(shape, dtype, name)
-    self._board_shape = board_shape
-
-  @property
-  def board_shape(self) -> tuple[int, int, int]:
-    return self._board_shape
-
-  def __reduce__(self):
-    return type(self), (self.shape, self.dtype, self.board_shape, self.name)
+    self.board_shape = board_shape
 
 
 def num_choices(action_spec: specs.BoundedArray) -> tuple[int, ...]:
@@ -388,16 +366,9 @@ def describe_bounds(spec: specs.BoundedArray) -> str:
 
 
 def remarks(max_steps: int, num_steps: int, num_stuck: int, *, ended: bool) -> list[str]:
-  """Judges steps with random actions: how many had no legal action, and whether an episode ended.
+  """Warnings about `num_steps` with random actions, of which `num_stuck` had no legal action.
 
-  Args:
-    max_steps: time limit of the environment.
-    num_steps: number of steps taken.
-    num_stuck: number of these at which no action was legal.
-    ended: whether any episode ended.
-
-  Returns:
-    Warnings; empty if there is nothing to warn of.
+  `ended` says whether any episode ended.
 
   Raises:
     ValueError: more than half of the steps have no legal action.

@@ -35,13 +35,8 @@ class Gymnax:
 
   If there is an action mask, it is the field 'action_mask' of the observation, as in the environment
   itself, and also in `info`. This class needs gymnax only for its two spaces, and the classes of
-  `gymnax.wrappers` can wrap it.
-
-  Attributes:
-    environment: the environment.
-    name: name of its class.
-    num_actions: number of values of an action that is one choice; length of any other action.
-    default_params: argument `params` of the functions, which they ignore.
+  `gymnax.wrappers` can wrap it. `num_actions` is the number of values of an action that is one choice, and
+  the length of any other. The functions ignore `params`: options are given when the environment is made.
 
   Raises:
     ValueError: the environment is stepped on the host.
@@ -70,12 +65,6 @@ class Gymnax:
     params: GymnaxParams | None = None,
   ) -> tuple[Observation, EnvState, jax.Array, jax.Array, dict[str, Any]]:
     """Takes one action, and resets in the same step if that ends the episode, as gymnax does.
-
-    Args:
-      key: PRNG key of the step, and of the reset after it.
-      state: state of the environment.
-      action: action of one environment, as `action_space` describes it.
-      params: unused, as in all functions here: options are given when the environment is made.
 
     Returns:
       Observation and state, which begin a new episode if `done`; reward [] float32; done [] bool; and
@@ -151,10 +140,6 @@ def as_gymnax(environment: Environment) -> tuple[Gymnax, GymnaxParams]:
 class DmEnv(dm_env.Environment):
   """A `dm_env.Environment` that compiles and steps an environment; its time steps are NumPy arrays.
 
-  Args:
-    environment: the environment.
-    seed: seed of its episodes.
-
   Raises:
     ValueError: the environment is stepped on the host.
   """
@@ -224,11 +209,7 @@ def as_gymnasium(environment: Environment, *, render_mode: str | None = None) ->
 
   The action mask is the field 'action_mask' of the observation, int8 as `Discrete.sample` takes it, and
   also in `info`. `reset(seed=...)` seeds the episodes. `step` raises ValueError after the end of an
-  episode, until the next reset.
-
-  Args:
-    environment: the environment.
-    render_mode: 'rgb_array', or None.
+  episode, until the next reset. The render mode is 'rgb_array' or None.
 
   Raises:
     ValueError: the environment is stepped on the host, its observations are a nested tree, or there is

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 import chex
 import flax.struct
@@ -39,37 +40,22 @@ TYPE_COLOURS = np.array(  # the colour-blind safe palette of Okabe and Ito; the 
 
 
 class State(flax.struct.PyTreeNode):
-  """State of a grid of S by S cells.
+  """State of a grid of S by S cells."""
 
-  Attributes:
-    position: [2] int32, the agent's row and column.
-    grid: [S, S] uint8, the type of the resource in each cell, or EMPTY.
-    inventory: [NUM_TYPES] int32, how many of each type were collected.
-    step_count: [] int32, steps since the reset.
-    visited: [S, S] bool, cells the agent has stood on, the first included.
-    cumulative_reward: [] float32, the return so far.
-  """
-
-  position: jax.Array
-  grid: jax.Array
-  inventory: jax.Array
-  step_count: jax.Array
-  visited: jax.Array
-  cumulative_reward: jax.Array
+  position: jax.Array  # [2] int32, the agent's row and column
+  grid: jax.Array  # [S, S] uint8, the type of the resource in each cell, or EMPTY
+  inventory: jax.Array  # [NUM_TYPES] int32, how many of each type were collected
+  step_count: jax.Array  # [] int32, steps since the reset
+  visited: jax.Array  # [S, S] bool, cells the agent has stood on, the first included
+  cumulative_reward: jax.Array  # [] float32, the return so far
 
 
 def egocentric(observation: jax.Array, size: int) -> jax.Array:
   """Egocentric map, a view of an observation: all cells relative to the agent's. See `environment.ViewSpec`.
 
-  From a map with fixed cells, an MLP would learn the neighbours of each position separately.
-
-  Args:
-    observation: [size^2 + 10] float32, see `GridWorld`.
-    size: S, cells along a side of the grid.
-
-  Returns:
-    [2 (2 S - 1)^2] float32: for each cell of a square of 2 S - 1 by 2 S - 1 around the agent, row by row,
-    its number in the observation, and 1 if it has a resource, else 0; both are 0 beyond the grid.
+  From a map with fixed cells, an MLP would learn the neighbours of each position separately. It is
+  [2 (2 S - 1)^2] float32: for each cell of a square of 2 S - 1 by 2 S - 1 around the agent, row by row,
+  its number in the observation, and 1 if it has a resource, else 0; both are 0 beyond the grid.
   """
   cells = observation[: size**2].reshape(size, size)
   position = jnp.round(observation[-2:] * (size - 1)).astype(jnp.int32)
@@ -82,7 +68,7 @@ def egocentric(observation: jax.Array, size: int) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GridWorld(environment.Environment):
+class GridWorld(environment.DiscreteEnvironment):
   """A square of cells with resources of 8 types on some of them.
 
   Actions are up, down, left, right and collect; a wall stops a move. The reward is 1 for collecting
@@ -92,30 +78,24 @@ class GridWorld(environment.Environment):
   The observation is [size² + 10] float32 in [0, 1]: the cells row by row, 0 if empty, else
   (type + 1) / 8; the inventory divided by `num_resources`; and row and column divided by size - 1.
   Up to 16 by 16 cells, bfloat16 keeps all of these values distinct.
-
-  Attributes:
-    size: cells along a side.
-    num_resources: resources at the beginning of an episode.
-    max_steps: time limit.
-    egocentric: whether agents also read an egocentric map, see the function `egocentric`.
   """
 
-  size: int = 16
-  num_resources: int = 24
-  max_steps: int = 256
+  size: int = 16  # cells along a side
+  num_resources: int = 24  # resources at the beginning of an episode
+  max_steps: int = 256  # time limit
+  # whether agents also read an egocentric map, see the function `egocentric`
   egocentric: bool = True
 
+  action_names: ClassVar[tuple[str, ...]] = ('up', 'down', 'left', 'right', 'collect')
+
   def __post_init__(self):
-    if self.size < 2:
-      raise ValueError(f'environment.size={self.size}: a grid needs at least 2 cells a side')
+    self._check_least(size=2, max_steps=1)
     most = self.size**2 - 1
     if not 1 <= self.num_resources <= most:
       raise ValueError(
         f'environment.num_resources={self.num_resources}: a grid of size {self.size} '
         f'takes 1 to {most}'
       )
-    if self.max_steps < 1:
-      raise ValueError(f'environment.max_steps={self.max_steps}: at least 1 is needed')
 
   @property
   def observation_spec(self) -> specs.BoundedArray:
@@ -124,14 +104,6 @@ class GridWorld(environment.Environment):
       return specs.BoundedArray(shape, np.float32, 0.0, 1.0, name)
     view = functools.partial(egocentric, size=self.size)
     return environment.ViewSpec(shape, np.float32, 0.0, 1.0, view, name)
-
-  @property
-  def action_spec(self) -> specs.DiscreteArray:
-    return specs.DiscreteArray(5, np.int32, 'up_down_left_right_collect')
-
-  @property
-  def action_names(self) -> tuple[str, ...]:
-    return ('up', 'down', 'left', 'right', 'collect')
 
   @property
   def has_costly_reset(self) -> bool:
@@ -148,7 +120,7 @@ class GridWorld(environment.Environment):
       visited=self._is_at(position),
       cumulative_reward=jnp.zeros((), jnp.float32),
     )
-    return state, environment.restart(self._observe(state))
+    return state, environment.restart(self.observe(state))
 
   def step(
     self, key: chex.PRNGKey, state: State, action: jax.Array
@@ -173,14 +145,7 @@ class GridWorld(environment.Environment):
       cumulative_reward=state.cumulative_reward + reward,
     )
     nothing_left = jnp.sum(state.inventory) == self.num_resources
-    time_is_up = state.step_count >= self.max_steps
-    timestep = jax.lax.switch(
-      jnp.where(nothing_left, 2, time_is_up.astype(jnp.int32)),
-      (environment.transition, environment.truncation, environment.termination),
-      reward,
-      self._observe(state),
-    )
-    return state, timestep
+    return self._stepped(state, reward, nothing_left)
 
   def scripted_action(self, state: State) -> jax.Array:
     """Moves to the nearest resource by Manhattan distance, first up or down, and collects it."""
@@ -199,20 +164,17 @@ class GridWorld(environment.Environment):
       COLLECT,
     ).astype(jnp.int32)
 
-  def render(self, state: State) -> np.ndarray:
-    return self.draw(self._observe(state))
-
   def draw(self, observation: environment.Observation) -> np.ndarray:
     """Draws resources as coloured tiles of a light grid, the agent as a dark disc: [H, W, 3] uint8."""
     cells, _, position = np.split(np.asarray(observation), [self.size**2, -2])
-    kinds = np.rint(cells * NUM_TYPES).astype(int).reshape(self.size, self.size)
+    kinds = np.rint(cells * NUM_TYPES).astype(int).clip(0, NUM_TYPES).reshape(self.size, -1)
     pixels = np.empty((self.size, CELL_PIXELS, self.size, CELL_PIXELS, 3), np.uint8)
     pixels[...] = BACKGROUND
     pixels[:, 0] = pixels[:, :, :, 0] = LINE
     for row, column in np.argwhere(kinds):
       pixels[row, 3:-2, column, 3:-2] = TYPE_COLOURS[kinds[row, column] - 1]
     down, right = np.indices((CELL_PIXELS, CELL_PIXELS)) - CELL_PIXELS / 2
-    row, column = np.rint(position * (self.size - 1)).astype(int)
+    row, column = np.rint(position * (self.size - 1)).astype(int).clip(0, self.size - 1)
     pixels[row, :, column][np.hypot(down, right) <= CELL_PIXELS / 4] = AGENT
     return pixels.reshape(self.size * CELL_PIXELS, self.size * CELL_PIXELS, 3)
 
@@ -243,7 +205,7 @@ class GridWorld(environment.Environment):
     cells = np.arange(self.size)
     return (cells[:, None] == position[0]) & (cells == position[1])
 
-  def _observe(self, state: State) -> jax.Array:
+  def observe(self, state: State) -> jax.Array:
     # Concatenated as small integers and then scaled: a fourth of the copying.
     counts = jnp.uint8 if max(self.num_resources, self.size - 1) <= 255 else jnp.int32
     parts = (

@@ -35,16 +35,14 @@ def make(
   at `terminated` and 1 at `truncated`.
 
   Args:
-    id: argument of `gymnasium.make`, such as 'CartPole-v1' or 'package:Name-v0'.
-    max_steps: time limit, which truncates; None for the limit of the registry.
+    id: argument of `gymnasium.make`, such as 'CartPole-v1' or 'package:Name-v0', which takes the options.
+    max_steps: time limit, which truncates; None for the limit of the registry, which then must have one.
     metrics: numbers of `info` that are metrics of episodes, see `Environment.metrics`, in addition to those
       that the environment names in `metadata['metrics']`.
-    **options: passed to the environment's constructor.
 
   Raises:
-    ValueError: gymnasium is older than 1.0, there is no such environment, it does not take an option, a
-      space is not supported, `max_steps` is invalid, or it is None and the registry has no limit; or a
-      reset or a step contradicts the spaces.
+    ValueError: gymnasium is older than 1.0, an argument is invalid, a space is not supported, or a reset or
+      a step contradicts the spaces.
   """
   check(id)
   try:

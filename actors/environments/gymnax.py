@@ -34,14 +34,9 @@ def options(name: str) -> dict[str, Any]:
 
 
 def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.TimeLimit:
-  """Makes an environment of gymnax, whose time limit truncates.
+  """Makes an environment of gymnax with `options` of it, whose time limit truncates; None for gymnax's own.
 
   The planes of MinAtar become booleans.
-
-  Args:
-    name: one of `names()`.
-    max_steps: time limit; None for gymnax's own.
-    **options: see `options`.
 
   Raises:
     ValueError: the space of its actions or observations is not supported, or its data could not be
@@ -70,11 +65,10 @@ def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.Ti
     observation, state, reward, is_terminated, _ = env.step_env(key, state, action, params)
     return state, observe(observation), reward, is_terminated
 
-  key = jax.eval_shape(functools.partial(jax.random.key, 0))
   unlimited = adapter.Adapter(
     begin=begin,
     advance=advance,
-    observation_spec=_observation_spec(name, space, jax.eval_shape(begin, key)[1]),
+    observation_spec=functools.partial(_observation_spec, name, space),
     action_spec=_action_spec(name, env.action_space(params)),
   )
   return wrappers.TimeLimit(unlimited, max_steps)

@@ -6,6 +6,7 @@ To support another library, implement `LibraryEnv`, and pass a function that mak
 
 import abc
 import atexit
+import contextlib
 import functools
 import itertools
 import math
@@ -111,11 +112,8 @@ class HostEnvironment(Environment):
 
   The specs describe the time steps of an `Instance`, in JAX's dtypes: 64 bits become 32, and float32 for
   integers beyond int32; an 'action_mask' becomes [A] bool; images with channels first, stacks of frames
-  and images without channels become [H, W, C].
-
-  Attributes:
-    make_env: function that makes a new instance of the library's environment.
-    fields: name -> field of an observation; the name is SINGLE if an observation is one array.
+  and images without channels become [H, W, C]. `fields` has the parts of an observation by name; the
+  name is SINGLE if it is one array.
   """
 
   def __init__(
@@ -127,13 +125,13 @@ class HostEnvironment(Environment):
     """Makes one instance, checks one reset and one step of it against its specs, and closes it.
 
     Args:
-      make_env: function that makes a new instance at every call.
+      make_env: function that makes a new instance of the library's environment at every call.
       max_steps: time limit of at least 1, which truncates; None for the library's own.
       metrics: metrics in addition to `LibraryEnv.metrics`, whose reductions they may replace.
 
     Raises:
-      ValueError: a spec or metric is not supported; a step type, shape, dtype or value contradicts the specs or
-        `LibraryEnv`; or the time limit is invalid, or missing. The message names it.
+      ValueError: a spec or metric is not supported; a step type, shape, dtype or value contradicts the specs
+        or `LibraryEnv`; or the time limit is invalid, or missing. The message names it.
     """
     if max_steps is not None:
       _check_limit(max_steps)
@@ -189,10 +187,7 @@ class HostEnvironment(Environment):
     return self._metrics
 
   def make(self, count: int) -> list['Instance']:
-    """Returns new instances with auto-reset and the time limit; reset each before its first step.
-
-    They have a thread each, or `MAX_THREADS` together.
-    """
+    """Returns new instances, with a thread each or `MAX_THREADS` together; reset each before its first step."""
     threads = [_Thread() for _ in range(min(count, MAX_THREADS))]
     return [Instance(self, threads[n % len(threads)]) for n in range(count)]
 
@@ -212,18 +207,14 @@ class Instance:
   """One environment with auto-reset as in `wrappers.AutoReset`, and a time limit.
 
   The step after LAST ignores the action and returns FIRST of a new episode. Time steps are NumPy
-  arrays with the specs of `HostEnvironment`.
+  arrays with the specs of `HostEnvironment`. `given` are the metrics of which a step has given a number.
 
   One fixed thread makes the library's environment, at the first use, and resets, steps, renders and
   closes it, since SQLite, asyncio and other libraries work in the thread that began with them only.
   Instances that are open when the process ends are closed then.
-
-  Attributes:
-    given: names of the metrics of which a step has given a number.
   """
 
   def __init__(self, environment: HostEnvironment, thread: '_Thread'):
-    """Args: `environment` to step, and the `thread` that steps it."""
     self._environment = environment
     self._thread = thread
     self._env: LibraryEnv | None = None
@@ -257,19 +248,11 @@ class Instance:
     self._thread.calls.put((function, results))
 
   def reset(self, seed: int | None) -> TimeStep:
-    """Begins an episode and returns its FIRST time step; see `LibraryEnv.reset`.
-
-    Raises:
-      ValueError: see `step`.
-    """
+    """Begins an episode and returns its FIRST time step; see `LibraryEnv.reset` and `step`."""
     return self.call(lambda: self._reset(seed))
 
   def step(self, action: np.ndarray) -> TimeStep:
-    """Takes one action, or begins the next episode after LAST; returns the new time step.
-
-    Raises:
-      ValueError: the shape of an observation differs from its spec; the message names the field.
-    """
+    """Takes one action, or begins the next episode after LAST; raises ValueError as `Field.read`."""
     return self.call(lambda: self._step(action))
 
   def render(self) -> np.ndarray | None:
@@ -332,15 +315,11 @@ _open: set[Instance] = set()  # instances with an environment that is not closed
 
 
 class _Thread:
-  """A thread that calls functions in turn; it ends with the last reference to this object.
-
-  Attributes:
-    calls: queue of functions and of where their results go.
-    thread: the thread. It is a daemon, so that a step that hangs does not keep the process from ending.
-  """
+  """A daemon that calls the functions in `calls` in turn; it ends with the last reference to this object."""
 
   def __init__(self):
     self.calls: queue.SimpleQueue = queue.SimpleQueue()
+    # A daemon, so that a step that hangs does not keep the process from ending.
     self.thread = threading.Thread(
       target=_serve, args=(self.calls,), name='environment', daemon=True
     )
@@ -374,12 +353,9 @@ def _result(results: _Results) -> Any:
 def for_each(
   instances: Sequence[Instance], function: Callable[[int], Any], heartbeat: Callable[[], Any]
 ) -> None:
-  """Calls a function for each instance, in the instance's thread; those that wait do so concurrently.
+  """Calls a function with the index of each instance, in the instance's thread.
 
-  Args:
-    instances: the instances.
-    function: called with the index of each instance.
-    heartbeat: called in the caller's thread after each of these calls has ended.
+  Those that wait do so concurrently. The heartbeat is called in the caller's thread after each call.
 
   Raises:
     Exception: what the first call that failed raised, or the heartbeat.
@@ -421,18 +397,11 @@ os.register_at_fork(after_in_child=_open.clear)  # they belong to the parent, as
 
 
 class Field:
-  """One array of an observation, and its conversion from the library's dtype.
+  """One array of an observation, and its conversion from the library's own spec `given` to `spec`.
 
-  Args:
-    path: the field in error messages, such as "['name']".
-    given: the library's own spec.
-    spec: spec of the converted array.
-    axis: axis of the height, if the array is an image whose axes are rearranged to [H, W, C]; None else.
-
-  Attributes:
-    path: as given.
-    spec: as given.
-    num_outside: how many of the arrays that were read had values outside the bounds of `given`.
+  The `path`, such as "['name']", names it in error messages, and `axis` is that of the height of an image
+  whose axes are rearranged to [H, W, C]. `num_outside` counts the arrays read that had values outside the
+  bounds of `given`.
   """
 
   def __init__(self, path: str, given: specs.Array, spec: specs.Array, axis: int | None = None):
@@ -458,8 +427,7 @@ class Field:
     become its nearest number.
 
     Raises:
-      ValueError: its shape differs from `given`, the spec that the library declares, or it is none of
-        the choices.
+      ValueError: its shape differs from `given`, or it is none of the choices.
     """
     array = np.asarray(value)
     if array.shape != self._shape:
@@ -497,12 +465,7 @@ class Field:
     return np.clip(array.astype(np.float64), limits.min, limits.max)
 
   def check(self, function: str, value: Any) -> None:
-    """Raises ValueError if a value of the library contradicts the library's spec, or is not finite.
-
-    Args:
-      function: function that gave the value, for the message: 'reset' or 'step'.
-      value: value before conversion.
-    """
+    """Raises ValueError if a value that reset or step gave contradicts the library's spec, or is not finite."""
     array = np.asarray(value)
     name = f'timestep.observation{self.path}'
     wanted = self._dtype
@@ -624,11 +587,7 @@ def check_values(
 ) -> list[str]:
   """Checks the values that an environment returns, by some steps with random actions.
 
-  Args:
-    environment: environment to check.
-    seed: seed of the reset and the actions.
-    num_steps: most steps of one instance, with auto-reset.
-    patience_seconds: time after which no more steps are taken.
+  There are at most `num_steps`, with auto-reset, and none begins after the patience.
 
   Returns:
     Warnings; see `environment.remarks`.
@@ -639,30 +598,18 @@ def check_values(
       message names the field.
   """
   (instance,) = environment.make(1)
-  try:
-    return _check_values(environment, instance, seed, num_steps, patience_seconds)
-  finally:
-    instance.close()
-
-
-def _check_values(
-  environment: HostEnvironment,
-  instance: Instance,
-  seed: int,
-  num_steps: int,
-  patience_seconds: float,
-) -> list[str]:
   generator = np.random.default_rng(seed)
-  timestep = instance.reset(seed)
-  _check_played(environment, timestep)
   began, played, stuck, ended = time.monotonic(), 0, 0, False
-  while played < num_steps and time.monotonic() - began < patience_seconds:
-    timestep = instance.step(_random_action(generator, environment.action_spec, timestep))
+  with contextlib.closing(instance):
+    timestep = instance.reset(seed)
     _check_played(environment, timestep)
-    ended |= bool(timestep.last())
-    masks = _masks(environment.action_spec, timestep.observation)
-    stuck += not (timestep.last() or all(mask.any() for mask in masks))
-    played += 1
+    while played < num_steps and time.monotonic() - began < patience_seconds:
+      timestep = instance.step(_random_action(generator, environment.action_spec, timestep))
+      _check_played(environment, timestep)
+      ended |= bool(timestep.last())
+      masks = _masks(environment.action_spec, timestep.observation)
+      stuck += not (timestep.last() or all(mask.any() for mask in masks))
+      played += 1
   lacking = [
     f'environment.metrics.{name}: none of {played:,} steps with random actions gave this number; a step '
     'without it counts as 0'

@@ -40,12 +40,7 @@ def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.Ti
 
   Several discrete choices become one choice among all combinations, and so does their mask. Jumanji
   does not distinguish its time limit from termination, so its limit is disabled and replaced by
-  `wrappers.TimeLimit`.
-
-  Args:
-    name: one of `names()`.
-    max_steps: time limit, which truncates; None for jumanji's own, or 1000 where it has none.
-    **options: see `options`.
+  `wrappers.TimeLimit`, by default of as many steps, or 1000 where it has none.
 
   Raises:
     ValueError: its actions are not discrete, are of several agents, or have more than `MAX_CHOICES`
@@ -77,12 +72,10 @@ def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.Ti
       fields['action_mask'] = fields['action_mask'].reshape(-1)
     return fields
 
-  key = jax.eval_shape(functools.partial(jax.random.key, 0))
-  fields = jax.eval_shape(begin, key)[1]
   unlimited = adapter.Adapter(
     begin=begin,
     advance=advance,
-    observation_spec={key: _spec(env, key, leaf) for key, leaf in fields.items()},
+    observation_spec=lambda fields: {key: _spec(env, key, leaf) for key, leaf in fields.items()},
     action_spec=specs.DiscreteArray(math.prod(num_values), np.int32),
   )
   return wrappers.TimeLimit(unlimited, 1000 if max_steps is None else max_steps)
@@ -126,10 +119,9 @@ def _with_key(state: Any, key: Any) -> Any:
 
 def _spec(env: Any, field: str, leaf: jax.ShapeDtypeStruct) -> specs.Array:
   """The spec of a field; real numbers are bounded only if they lie in [0, 1]."""
-  given, shape = (
-    functools.reduce(getattr, field.split('.'), env.observation_spec),
-    _shape(field, leaf),
-  )
+  given = functools.reduce(getattr, field.split('.'), env.observation_spec)
+  # A mask is flattened, see `make`.
+  shape = leaf.shape if field != 'action_mask' else (math.prod(leaf.shape),)
   if leaf.dtype == bool:
     return specs.BoundedArray(shape, bool, False, True, field)
   if not hasattr(given, 'minimum'):
@@ -139,7 +131,3 @@ def _spec(env: Any, field: str, leaf: jax.ShapeDtypeStruct) -> specs.Array:
   if leaf.dtype.kind not in 'iu' and not is_unit:
     return specs.Array(shape, leaf.dtype, field)
   return specs.BoundedArray(shape, leaf.dtype, low, high, field)
-
-
-def _shape(field: str, leaf: jax.ShapeDtypeStruct) -> tuple[int, ...]:
-  return leaf.shape if field != 'action_mask' else (math.prod(leaf.shape),)

@@ -47,17 +47,11 @@ def check_trust(name: str, field: str) -> None:
 def resolve(
   name: str, known: Mapping[str, str], *, field: str, kind: str, listing: str = ''
 ) -> Callable[..., Any]:
-  """Imports the class or function that a name stands for.
+  """Imports the class or function that a name stands for, and does not call it.
 
-  Args:
-    name: a key of `known`, or an import path, 'package.module:Class'.
-    known: built-in name -> import path.
-    field: field of the config that holds the name, for error messages.
-    kind: 'environment' or 'agent', for error messages.
-    listing: sentence on where all known names are listed, for the message about an unknown name.
-
-  Returns:
-    The class or function, not called.
+  A name is a key of `known`, whose values are import paths, or itself one, 'package.module:Class'. The
+  other arguments are for error messages: the field that holds the name, 'environment' or 'agent', and a
+  sentence on where all known names are listed.
 
   Raises:
     ValueError: there is no such name, module or class, or it is of Python's standard library, which

@@ -32,15 +32,10 @@ def options(name: str) -> dict[str, Any]:
 
 
 def make(name: str, max_steps: int | None = None, first_person: bool = False) -> wrappers.TimeLimit:
-  """Makes an environment of navix, whose time limit truncates.
+  """Makes an environment of navix, whose time limit truncates; None for navix's own.
 
   The observation is [H, W, C] bool: for each of H x W cells its kind, colour and state, each one-hot, by
-  `NUM_VALUES`; C is the sum of these.
-
-  Args:
-    name: one of `names()`.
-    max_steps: time limit; None for navix's own.
-    first_person: whether only an egocentric view of 7 x 7 cells is observed.
+  `NUM_VALUES`; C is the sum of these. In `first_person` it is an egocentric view of 7 x 7 cells.
 
   Raises:
     ValueError: the task changes with the episode, and navix does not observe it.
@@ -76,11 +71,10 @@ def make(name: str, max_steps: int | None = None, first_person: bool = False) ->
     parts = [observation[..., i, None] == jnp.arange(n) for i, n in enumerate(NUM_VALUES)]
     return jnp.concatenate(parts, axis=-1)
 
-  shape = jax.eval_shape(encode, like.observation).shape
   unlimited = adapter.Adapter(
     begin=begin,
     advance=advance,
-    observation_spec=specs.BoundedArray(shape, bool, False, True, 'cells'),
+    observation_spec=lambda cells: specs.BoundedArray(cells.shape, bool, False, True, 'cells'),
     action_spec=specs.DiscreteArray(len(env.action_set), np.int32),
     frame=_frame,
   )

@@ -74,15 +74,10 @@ class Wrapper(Environment):
 
 
 class AutoResetState(NamedTuple):
-  """State of `AutoReset`.
+  """State of `AutoReset`."""
 
-  Attributes:
-    env_state: state of the wrapped environment.
-    is_over: [] bool, whether the newest time step is LAST.
-  """
-
-  env_state: EnvState
-  is_over: jax.Array
+  env_state: EnvState  # state of the wrapped environment
+  is_over: jax.Array  # [] bool, whether the newest time step is LAST
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,15 +151,10 @@ def _in_groups(begin: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class TimeLimitState(NamedTuple):
-  """State of `TimeLimit`.
+  """State of `TimeLimit`."""
 
-  Attributes:
-    env_state: state of the wrapped environment.
-    step_count: [] int32, steps since the reset.
-  """
-
-  env_state: EnvState
-  step_count: jax.Array
+  env_state: EnvState  # state of the wrapped environment
+  step_count: jax.Array  # [] int32, steps since the reset
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,13 +169,13 @@ class TimeLimit(Wrapper):
 
   def reset(self, key: chex.PRNGKey) -> tuple[TimeLimitState, TimeStep]:
     env_state, timestep = self.environment.reset(key)
-    return TimeLimitState(env_state=env_state, step_count=jnp.zeros((), jnp.int32)), timestep
+    return TimeLimitState(env_state, jnp.zeros((), jnp.int32)), timestep
 
   def next_episode(
     self, key: chex.PRNGKey, state: TimeLimitState
   ) -> tuple[TimeLimitState, TimeStep]:
     env_state, timestep = self.environment.next_episode(key, state.env_state)
-    return TimeLimitState(env_state=env_state, step_count=jnp.zeros((), jnp.int32)), timestep
+    return TimeLimitState(env_state, jnp.zeros((), jnp.int32)), timestep
 
   def step(
     self, key: chex.PRNGKey, state: TimeLimitState, action: jax.Array
@@ -203,15 +193,8 @@ def random_action(
 ) -> jax.Array:
   """Samples uniformly among the legal actions, or between the bounds of continuous ones.
 
-  Several choices at once are independent. If no action is legal, all are equally likely.
-
-  Args:
-    key: PRNG key.
-    action_spec: spec of the actions.
-    observation: observation of one environment; its 'action_mask' is used if it has one.
-
-  Returns:
-    An action with the shape and dtype of the spec.
+  Several choices at once are independent. If no action is legal, all are equally likely. The observation
+  is of one environment, and its 'action_mask' is used if it has one.
 
   Raises:
     ValueError: a continuous action has an infinite bound.
@@ -251,14 +234,10 @@ def check_values(
   num_steps: int = 1024,
   patience_seconds: float = 1.0,
 ) -> list[str]:
-  """Checks the values that an environment returns, by some steps of the random policy.
+  """Checks the values that an environment in JAX, without auto-reset, returns, by the random policy.
 
-  Args:
-    environment: environment in JAX, without auto-reset, which is added.
-    key: PRNG key of resets, steps and actions.
-    num_envs: number of parallel environments, in one compiled program.
-    num_steps: steps of each environment. Shorter runs, of 1/16 and 1/4 of them, come first.
-    patience_seconds: the longer runs are left out after a run that took more than this.
+  It plays parallel environments in one compiled program: 1/16, then 1/4, then all of `num_steps`, but no
+  longer ones after a run that took more than the patience.
 
   Returns:
     Warnings; see `environment.remarks`.
@@ -294,9 +273,8 @@ def check_values(
 def _random_play(environment: Environment) -> Callable[[jax.Array, Any], Any]:
   """Makes a function (key, number of steps) that plays one environment with the random policy.
 
-  That function returns three things: a dict, message -> ([] bool, whether that fault occurred; [] float32,
-  its first wrong value); whether an episode has ended, [] bool; and the number of steps without a legal
-  action, [] int32.
+  It returns a dict, message -> ([] bool, whether that fault occurred; [] float32, its first wrong value);
+  whether an episode has ended, [] bool; and the number of steps without a legal action, [] int32.
   """
   env = AutoReset(environment)
 
@@ -372,14 +350,10 @@ class ReferenceReturns(NamedTuple):
   """Mean undiscounted episode returns of two policies, by which scores are normalised.
 
   They are means of whatever else the environment is `scored_by`.
-
-  Attributes:
-    random: mean of the random policy.
-    scripted: mean of the environment's scripted policy.
   """
 
-  random: float
-  scripted: float
+  random: float  # mean of the random policy
+  scripted: float  # mean of the environment's scripted policy
 
 
 def normalised_score(return_: chex.Numeric, reference: ReferenceReturns) -> chex.Numeric:
@@ -395,10 +369,7 @@ def reference_returns(
 ) -> ReferenceReturns | None:
   """Mean returns, see `ReferenceReturns`, of full episodes of the random and of the scripted policy.
 
-  Args:
-    environment: environment with or without auto-reset.
-    num_episodes: episodes of each policy, played in parallel in one compiled program.
-    seed: equal seeds give equal results.
+  The episodes of both are played in parallel in one compiled program, with or without auto-reset.
 
   Returns:
     The means; None if the environment is stepped on the host, has no scripted policy, has one no

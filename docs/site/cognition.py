@@ -22,7 +22,7 @@ from matplotlib import pyplot as plt
 
 from hephaestus.actors import episodes
 from hephaestus.actors.environments import environment as environment_lib
-from hephaestus.actors.environments import errands, ice
+from hephaestus.actors.environments.cognition import errands, ice
 from hephaestus.launch.interface import policy as policy_lib
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / 'images'
@@ -39,7 +39,7 @@ def maps(policy: policy_lib.Policy, seed: int) -> tuple[np.ndarray, np.ndarray]:
     side=jnp.broadcast_to(state.side, count),
     step_count=jnp.zeros(count, jnp.int32),
   )
-  timestep = jax.vmap(lambda state: environment_lib.restart(env._observe(state)))(states)
+  timestep = jax.vmap(lambda state: environment_lib.restart(env.observe(state)))(states)
   assert policy.agent.explain is not None
   _, decision = policy.agent.explain(
     policy.params,

@@ -1,5 +1,8 @@
 """Unrolls: alignment of time steps, seams of sequences, one trace, and unique keys."""
 
+import itertools
+
+import corridor
 import dm_env
 import jax
 import jax.numpy as jnp
@@ -9,163 +12,251 @@ import tiny
 
 from hephaestus.actors import config as actors_config
 from hephaestus.actors import environments, episodes, evaluator, rollout
-from hephaestus.actors.environments import catch, wrappers
+from hephaestus.actors.environments import catch, host, wrappers
 from hephaestus.actors.environments import environment as environment_lib
+from hephaestus.agents import agent as agent_lib
+from hephaestus.agents import experience
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
 
-NUM_ENVS, NUM_STEPS = 3, 7
-FIRST, LAST = int(dm_env.StepType.FIRST), int(dm_env.StepType.LAST)
-TINY = dreamer_config.DreamerConfig(**tiny.DREAMER)
+NUM_ENVS, NUM_STEPS = 3, 6
+FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
 
 
-class Traced:
-  """An agent that counts traces of `act`, and random parameters for it."""
+def make_agent(count_trace=lambda: None):
+  """Samples a legal action, or takes the last legal one; its state counts the steps of an episode."""
 
-  def __init__(self, environment):
-    agent = dreamer_agent.make_dreamer(
-      TINY, environment.observation_spec, environment.action_spec
-    ).agent
-    self.traces = 0
+  def act(params, key, policy_state, timestep, *, greedy):
+    count_trace()
+    mask = timestep.observation['action_mask']
+    logits = jnp.where(mask, params * jnp.arange(3.0), -jnp.inf)
+    action = jnp.argmax(logits, -1) if greedy else jax.random.categorical(key, logits)
+    action = action.astype(jnp.int32)
+    log_prob = jnp.take_along_axis(jax.nn.log_softmax(logits), action[:, None], -1)[:, 0]
+    num_steps = jnp.where(timestep.first(), 0, policy_state) + 1
+    return num_steps, experience.Decision(action, {'log_prob': log_prob})
 
-    def act(*arguments, **options):
-      self.traces += 1
-      return agent.act(*arguments, **options)
-
-    self.agent = agent._replace(act=act)
-    rng = np.random.default_rng(0)
-    shapes = agent.acting_params(jax.eval_shape(agent.init_params, jax.random.key(0)))
-    draw = lambda x: rng.uniform(0.1, 0.5, x.shape).astype(x.dtype)
-    self.params = jax.tree.map(draw, shapes)
-
-
-@pytest.fixture(scope='module')
-def traced():
-  return Traced(environments.make('catch', **tiny.CATCH))
-
-
-@pytest.fixture(scope='module')
-def parts(traced):
-  environment = environments.make('catch', **tiny.CATCH)
-  unroll = rollout.make_unroll(
-    environment, traced.agent, num_envs=NUM_ENVS, sequence_length=NUM_STEPS
+  return agent_lib.Agent(
+    init_params=lambda key: jnp.float32(0.1),
+    acting_params=lambda params: params,
+    initial_policy_state=lambda num_envs: jnp.zeros(num_envs, jnp.int32),
+    stored_state=lambda policy_state: policy_state,
+    act=act,
   )
-  return environment, traced.agent, unroll, traced.params
 
 
-def play(unroll, params, count):
-  key = jax.random.key(1)
-  state = unroll.init(jax.random.key(2))
+PARAMS = jnp.float32(0.1)
+
+
+def make_unroll(environment, agent=None):
+  return rollout.make_unroll(
+    environment, agent or make_agent(), num_envs=NUM_ENVS, sequence_length=NUM_STEPS
+  )
+
+
+def play(unroll, seed=1, count=16):
+  init_key, *keys = jax.random.split(jax.random.key(seed), count + 1)
+  state = unroll.init(init_key)
   result = []
-  for _ in range(count):
-    key, unroll_key = jax.random.split(key)
-    state, sequence, episodes = unroll.unroll(params, unroll_key, state, np.int32(5), np.int32(9))
+  for key in keys:
+    state, sequence, episodes = unroll.unroll(PARAMS, key, state, np.int32(5), np.int32(9))
     result.append((jax.device_get(sequence), jax.device_get(episodes)))
   return result
 
 
-def test_adjacent_sequences_share_one_step(parts):
-  _, _, unroll, params = parts
-  (before, _), (after, _) = play(unroll, params, 2)
-  np.testing.assert_array_equal(before.observation[:, -1], after.observation[:, 0])
-  np.testing.assert_array_equal(before.reward[:, -1], after.reward[:, 0])
-  np.testing.assert_array_equal(before.step_type[:, -1], after.step_type[:, 0])
+@pytest.fixture(scope='module', params=['jax', 'dm_env', 'gymnasium'])
+def family(request):
+  return request.param
 
 
-def test_each_step_follows_from_the_previous_action(parts):
-  environment, _, unroll, params = parts
-  width = environment.columns
-  moves = 0
-  for sequence, _ in play(unroll, params, 3):
-    paddle = sequence.observation.reshape(NUM_ENVS, NUM_STEPS, -1, width)[:, :, -1].argmax(-1)
-    for env in range(NUM_ENVS):
-      for t in range(NUM_STEPS - 1):
-        # At LAST the ball is in the bottom row too, and FIRST follows from no action.
-        if {sequence.step_type[env, t], sequence.step_type[env, t + 1]} & {FIRST, LAST}:
-          continue
-        expected = np.clip(paddle[env, t] + sequence.action[env, t] - 1, 0, width - 1)
-        assert paddle[env, t + 1] == expected
-        moves += 1
-  assert moves > 5
+@pytest.fixture(scope='module')
+def environment(family):
+  return corridor.make(family)
 
 
-def test_last_step_keeps_its_reward_and_first_follows(parts):
-  _, _, unroll, params = parts
-  step_type, reward, discount = (
-    np.concatenate([getattr(sequence, name)[:, :-1] for sequence, _ in play(unroll, params, 6)], 1)
-    for name in ('step_type', 'reward', 'discount')
-  )
-  last = step_type == LAST
-  assert last.any()
-  assert (np.abs(reward[last]) == 1).all() and (reward[~last] == 0).all()
-  assert (discount[last] == 0).all() and (discount[~last] == 1).all()
-  np.testing.assert_array_equal(step_type[:, 1:] == FIRST, last[:, :-1])
+@pytest.fixture(scope='module')
+def unroll(environment):
+  return make_unroll(environment)
 
 
-def test_episodes_match_rewards_and_step_types(parts):
-  environment, _, unroll, params = parts
-  for sequence, ended_episodes in play(unroll, params, 4):
-    ended = sequence.step_type[:, 1:].T == LAST
-    np.testing.assert_array_equal(ended_episodes.ended, ended)
-    np.testing.assert_array_equal(
-      ended_episodes.episode_return[ended], sequence.reward[:, 1:].T[ended]
+@pytest.fixture(scope='module')
+def played(unroll):
+  return play(unroll)
+
+
+@pytest.fixture(scope='module')
+def stream(played):
+  """[N, ...] time steps of all sequences, each once."""
+  rows = [
+    jax.tree.map(
+      lambda x: x[:, :-1],
+      (
+        sequence.step_type,
+        sequence.reward,
+        sequence.discount,
+        sequence.observation,
+        sequence.action,
+      ),
     )
-    assert (ended_episodes.episode_length[ended] == environment.max_steps).all()
+    for sequence, _ in played
+  ]
+  return jax.tree.map(lambda *xs: np.concatenate(xs, axis=1), *rows)
 
 
-def test_stored_state_is_the_one_before_the_first_step(parts):
-  _, agent, unroll, params = parts
-  state = unroll.init(jax.random.key(2))
-  fresh = jax.device_get(agent.stored_state(state.policy_state))
-  state, first, _ = unroll.unroll(params, jax.random.key(3), state, np.int32(0), np.int32(0))
-  carried = jax.device_get(agent.stored_state(state.policy_state))
-  _, second, _ = unroll.unroll(params, jax.random.key(4), state, np.int32(0), np.int32(0))
-  jax.tree.map(np.testing.assert_array_equal, jax.device_get(first.initial_state), fresh)
-  jax.tree.map(np.testing.assert_array_equal, jax.device_get(second.initial_state), carried)
-  assert np.abs(carried.latent.deterministic).max() > 0
+def test_specs_have_dtypes_of_jax(environment, played):
+  assert environment.observation_spec['place'].dtype == np.int32
+  assert environment.observation_spec['wind'].dtype == np.float32
+  assert environment.observation_spec['action_mask'].dtype == bool
+  assert environment.action_spec.num_values == 3
+  for name, spec in environment.observation_spec.items():
+    values = played[0][0].observation[name]
+    assert (values.shape, values.dtype) == ((NUM_ENVS, NUM_STEPS, *spec.shape), spec.dtype)
 
 
-def test_sequences_have_version_actor_and_unique_identity(parts):
-  _, _, unroll, params = parts
-  (first, _), (second, _) = play(unroll, params, 2)
-  assert (first.version == 5).all() and (first.actor_id == 9).all()
-  assert len({*first.identity.tolist(), *second.identity.tolist()}) == 2 * NUM_ENVS
+def test_first_follows_last_in_the_next_step(stream):
+  step_type, *_ = stream
+  assert (step_type[:, 0] == FIRST).all()
+  last = step_type[:, :-1] == LAST
+  assert last.any(axis=1).all()
+  np.testing.assert_array_equal(step_type[:, 1:] == FIRST, last)
 
 
-def test_schema_matches_a_stored_sequence(parts):
-  _, _, unroll, params = parts
-  schema = rollout.sequence_schema(unroll, jax.eval_shape(lambda: params))
-  stored = jax.tree.map(lambda x: x[0], play(unroll, params, 1)[0][0])
-  assert jax.tree.map(lambda x: (x.shape, x.dtype), schema) == jax.tree.map(
-    lambda x: (x.shape, x.dtype), stored
+def test_end_terminates_and_time_limit_truncates(stream):
+  step_type, _, discount, observation, _ = stream
+  last = step_type == LAST
+  at_end = observation['place'][..., 0] == corridor.LENGTH
+  np.testing.assert_array_equal(discount[last] == 0, at_end[last])
+  assert (discount[~last] == 1).all()
+  assert at_end[last].any() and not at_end[last].all()
+  for each in step_type:
+    ends = np.flatnonzero(each == LAST)
+    assert max(np.diff([-1, *ends])) == corridor.MAX_STEPS + 1
+
+
+def test_step_follows_from_the_previous_action_and_last_observation_is_kept(stream):
+  step_type, reward, _, observation, action = stream
+  place = observation['place'][..., 0]
+  follows = step_type[:, 1:] != FIRST
+  np.testing.assert_array_equal(
+    place[:, 1:][follows], (place[:, :-1] + action[:, :-1] - 1)[follows]
   )
+  np.testing.assert_array_equal(reward[:, 1:][follows], place[:, 1:][follows])
+  assert (reward[step_type == FIRST] == 0).all()
+  assert (place[step_type == FIRST] == 1).all()
 
 
-def test_unroll_is_traced_once(parts, traced):
-  _, _, unroll, params = parts
-  play(unroll, params, 1)
-  after_one = traced.traces
-  play(unroll, jax.tree.map(lambda x: x + 1, params), 3)
-  assert traced.traces == after_one > 0
+def test_actions_are_legal(stream):
+  step_type, _, _, observation, action = stream
+  legal = np.take_along_axis(observation['action_mask'], action[..., None], -1)[..., 0]
+  assert legal[step_type != LAST].all()
+  assert not observation['action_mask'].all()
 
 
-def test_explorer_acts_only_in_unrolls_that_collect_experience(parts):
+def test_adjacent_sequences_share_one_step(played):
+  for (before, _), (after, _) in itertools.pairwise(played):
+    for name in ('observation', 'reward', 'discount', 'step_type'):
+      jax.tree.map(
+        lambda x, y: np.testing.assert_array_equal(x[:, -1], y[:, 0]),
+        getattr(before, name), getattr(after, name),
+      )  # fmt: skip
+
+
+def test_episodes_match_rewards_and_step_types(stream, played):
+  step_type, reward, *_ = stream
+  ended, episode_return, episode_length = (
+    np.concatenate([getattr(episodes, name) for _, episodes in played]).T
+    for name in ('ended', 'episode_return', 'episode_length')
+  )
+  for n in range(NUM_ENVS):
+    begin = 0
+    for end in np.flatnonzero(step_type[n] == LAST):
+      assert ended[n, end - 1]
+      assert episode_return[n, end - 1] == reward[n, begin : end + 1].sum()
+      assert episode_length[n, end - 1] == end - begin
+      begin = end + 1
+
+
+def test_stored_state_is_the_one_before_the_first_step(played):
+  assert (played[0][0].initial_state == 0).all()
+  since_first = lambda types: NUM_STEPS - 1 - np.flatnonzero(types[:-1] == FIRST).max(initial=0)
+  (before, _), (after, _) = played[:2]
+  np.testing.assert_array_equal(after.initial_state, [since_first(n) for n in before.step_type])
+
+
+def test_sequences_have_version_actor_and_unique_identity(played):
+  sequences = [sequence for sequence, _ in played]
+  assert all((s.version == 5).all() and (s.actor_id == 9).all() for s in sequences)
+  identities = {identity for s in sequences for identity in s.identity.tolist()}
+  assert len(identities) == len(sequences) * NUM_ENVS
+
+
+def test_trajectory_depends_on_the_key_and_not_on_threads(environment, unroll, played, monkeypatch):
+  again = play(unroll, count=4)
+  monkeypatch.setattr(host, 'MAX_THREADS', 2)
+  elsewhere = play(make_unroll(environment), count=4)
+  other = play(unroll, seed=2, count=4)
+  jax.tree.map(np.testing.assert_array_equal, again, played[:4])
+  jax.tree.map(np.testing.assert_array_equal, elsewhere, played[:4])
+  wind = lambda run: run[0][0].observation['wind'][:, 0]
+  assert len({*wind(other).tolist(), *wind(again).tolist()}) == 2 * NUM_ENVS
+
+
+def test_policy_is_traced_once(environment):
+  traces = []
+  unroll = make_unroll(environment, make_agent(lambda: traces.append(1)))
+  play(unroll, count=1)
+  after_one = len(traces)
+  play(unroll, count=2)
+  assert len(traces) == after_one > 0
+
+
+def test_no_key_of_the_corridor_is_used_twice(environment):
+  with jax.debug_key_reuse(True):
+    play(make_unroll(environment), count=1)
+
+
+def test_schema_matches_a_stored_sequence_without_stepping(environment, played):
+  before = corridor.Corridor.num_steps
+  schema = rollout.sequence_schema(make_unroll(environment), jax.eval_shape(lambda: PARAMS))
+  assert corridor.Corridor.num_steps == before
+  stored = jax.tree.map(lambda x: x[0], played[0][0])
+  abstract = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+  assert abstract(schema) == abstract(stored)
+
+
+def test_whole_episodes_are_scored_over_several_unrolls(environment, monkeypatch):
+  for length in ('UNROLL_LENGTH', 'HOST_UNROLL_LENGTH'):
+    monkeypatch.setattr(episodes, length, 3)
+  best = episodes.Play(environment, make_agent(), 4).evaluate(PARAMS, jax.random.key(0), 8)
+  # One step to the right each time: 2, 3, 4.
+  assert best == episodes.Evaluation(9.0, 3.0, None)
+  staying = episodes.Play(environment, make_agent(), 4).evaluate(-PARAMS, jax.random.key(0), 4)
+  assert staying.episode_length == corridor.MAX_STEPS
+
+
+def test_video_has_a_frame_for_every_step(environment, family):
+  frames = episodes.Play(environment, make_agent(), 2).record(PARAMS, jax.random.key(0)).frames
+  places = frames and [frame[0, 0, 0] for frame in frames]
+  assert places == ([1, 2, 3, 4] if family == 'gymnasium' else None)
+
+
+def test_explorer_acts_only_in_unrolls_that_collect_experience():
   """An evaluation, which does not ask for it, follows the policy of the task everywhere."""
-  environment, agent, *_ = parts
+  environment = environments.make('catch')
 
   def act(params, key, policy_state, timestep, *, greedy, explores=None):
-    policy_state, decision = agent.act(params, key, policy_state, timestep, greedy=greedy)
-    action = jnp.zeros_like(decision.action) if explores is None else jnp.where(explores, 2, 1)
-    return policy_state, decision._replace(action=action.astype(decision.action.dtype))
+    del params, key, greedy
+    action = jnp.zeros(NUM_ENVS, int) if explores is None else jnp.where(explores, 2, 1)
+    return policy_state, experience.Decision(action, extras={})
 
   exploring = lambda params, num_envs: jnp.arange(num_envs) < num_envs - 1
-  exploring_agent = agent._replace(act=act, exploring=exploring)
+  agent = rollout.random_agent(environment.action_spec)._replace(act=act, exploring=exploring)
   actions, roles = {}, {}
   for explore in (False, True):
     unroll = rollout.make_unroll(
-      environment, exploring_agent, num_envs=NUM_ENVS, sequence_length=NUM_STEPS, explore=explore
+      environment, agent, num_envs=NUM_ENVS, sequence_length=NUM_STEPS, explore=explore
     )
-    ((sequence, ended_episodes),) = play(unroll, parts[-1], 1)
+    ((sequence, ended_episodes),) = play(unroll, count=1)
     actions[explore], roles[explore] = sequence.action[:, :-1], ended_episodes.explores
   assert (actions[False] == 0).all() and not roles[False].any()
   assert (actions[True] == np.array([[2], [2], [1]])).all()
@@ -177,7 +268,9 @@ def test_no_key_is_used_twice(env):
   options = {'size': 4, 'num_resources': 3} if env == 'grid_world' else {}
   environment = environments.make(env, **options)
   agent = dreamer_agent.make_dreamer(
-    TINY, environment.observation_spec, environment.action_spec
+    dreamer_config.DreamerConfig(**tiny.DREAMER),
+    environment.observation_spec,
+    environment.action_spec,
   ).agent
   unroll = rollout.make_unroll(environment, agent, num_envs=2, sequence_length=3)
   with jax.debug_key_reuse(True):
@@ -185,15 +278,6 @@ def test_no_key_is_used_twice(env):
     params = jax.eval_shape(init, jax.random.key(0))  # tracing detects it
     state = jax.eval_shape(unroll.init, jax.random.key(1))
     jax.eval_shape(unroll.unroll, params, jax.random.key(2), state, np.int32(0), np.int32(0))
-
-
-def test_first_episode_of_each_environment_is_scored_over_several_unrolls(parts, monkeypatch):
-  monkeypatch.setattr(episodes, 'UNROLL_LENGTH', 2)
-  environment, agent, _, params = parts
-  result = episodes.Play(environment, agent, 4).evaluate(params, jax.random.key(0), 8)
-  assert result.episode_length == environment.max_steps
-  wins = (8 * result.episode_return + 8) / 2  # of eight episodes, each won or lost by 1
-  assert wins == round(wins) and 0 <= wins <= 8
 
 
 class Endless(catch.Catch):
@@ -210,24 +294,25 @@ class Endless(catch.Catch):
 
 
 @pytest.fixture(scope='module')
-def endless(traced):
+def endless():
   """Plays in two endless environments, unrolled by five steps and for six at most."""
+  environment = Endless(**tiny.CATCH)
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(episodes, 'UNROLL_LENGTH', 5)
     patch.setattr(episodes, 'MOST_STEPS', 6)
     patch.setattr(wrappers, '_MOST_STEPS', 6)
-    yield episodes.Play(Endless(**tiny.CATCH), traced.agent, 2)
+    yield episodes.Play(environment, rollout.random_agent(environment.action_spec), 2)
 
 
-def test_endless_episodes_count_as_they_stand_after_a_limit(endless, traced):
-  evaluated = endless.evaluate(traced.params, jax.random.key(0), 4)
+def test_endless_episodes_count_as_they_stand_after_a_limit(endless):
+  evaluated = endless.evaluate((), jax.random.key(0), 4)
   assert evaluated == episodes.Evaluation(8.0, 8.0, None)
-  assert len(endless.record(traced.params, jax.random.key(0)).frames) == 6
+  assert len(endless.record((), jax.random.key(0)).frames) == 6
 
 
-def test_evaluation_of_endless_episodes_stops_at_a_signal(endless, traced):
+def test_evaluation_of_endless_episodes_stops_at_a_signal(endless):
   asked = iter([False, True])
-  assert endless.evaluate(traced.params, jax.random.key(0), 2, lambda: next(asked)) is None
+  assert endless.evaluate((), jax.random.key(0), 2, lambda: next(asked)) is None
   assert next(asked, 'asked twice') == 'asked twice'
 
 

@@ -3,20 +3,10 @@
 import imageio.v2 as imageio
 import jax
 import numpy as np
-import pytest
 import tiny
 
 from hephaestus.actors import episodes, evaluator, videos
-from hephaestus.actors.environments import (
-  catch,
-  errands,
-  grid_world,
-  ice,
-  noisy_corridor,
-  oasis,
-  rooms,
-  sprites,
-)
+from hephaestus.actors.environments import catch
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
 
@@ -43,11 +33,6 @@ def test_small_image_is_enlarged():
   assert (last[:cell, :cell] == 255).all() and last[:, cell:].max() == 0
 
 
-def test_uint8_images_keep_their_brightness():
-  pixels = np.full((NUM_STEPS, 8, 8, 3), 1, np.uint8)
-  assert frame_of(no_drawing, pixels, 0).max() == 1
-
-
 def test_each_channel_of_a_binary_image_has_a_colour():
   image = np.zeros((1, 10, 10, 4), bool)
   image[0, 0, 0, 1] = image[0, 9, 9, 3] = True  # as MinAtar's
@@ -70,24 +55,6 @@ def test_numbers_are_drawn_as_cells_by_sign_and_magnitude():
   assert tuple(zero) == videos.BACKGROUND
   assert tuple(positive) == tuple(videos.POSITIVE) and tuple(negative) == tuple(videos.NEGATIVE)
   np.testing.assert_allclose(half, (zero + positive) / 2, atol=1)
-
-
-@pytest.mark.parametrize(
-  'env',
-  [
-    catch.Catch(),
-    errands.Errands(),
-    grid_world.GridWorld(),
-    ice.Ice(),
-    noisy_corridor.NoisyCorridor(),
-    oasis.Oasis(),
-    rooms.Rooms(),
-    sprites.Sprites(),
-  ],
-)
-def test_fully_observed_environments_draw_the_rendered_frame(env):
-  state, timestep = jax.device_get(jax.jit(env.reset)(jax.random.key(3)))
-  np.testing.assert_array_equal(env.draw(timestep.observation), env.render(state))
 
 
 def test_observation_is_left_of_the_prediction():

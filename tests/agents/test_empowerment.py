@@ -12,7 +12,7 @@ import pytest
 import tiny
 from dm_env import specs
 
-from hephaestus.actors.environments import oasis
+from hephaestus.actors.environments.cognition import oasis
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import rssm

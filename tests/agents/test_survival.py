@@ -10,7 +10,8 @@ import tiny
 from dm_env import specs
 
 from hephaestus.actors import environments
-from hephaestus.actors.environments import environment, oasis, wrappers
+from hephaestus.actors.environments import environment, wrappers
+from hephaestus.actors.environments.cognition import oasis
 from hephaestus.agents import observation
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config

@@ -11,7 +11,8 @@ import tiny
 from dm_env import specs
 
 from hephaestus.actors import episodes
-from hephaestus.actors.environments import environment, errands
+from hephaestus.actors.environments import environment
+from hephaestus.actors.environments.cognition import errands
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import actor_critic as ac
 from hephaestus.agents.dreamer import agent as dreamer_agent

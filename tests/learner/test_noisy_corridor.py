@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hephaestus.actors import rollout
-from hephaestus.actors.environments import noisy_corridor
+from hephaestus.actors.environments.cognition import noisy_corridor
 from hephaestus.agents import experience
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config

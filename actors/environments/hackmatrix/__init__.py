@@ -11,15 +11,7 @@ __all__ = ['HackMatrix', 'State', 'initial', 'make']
 
 
 def make(max_steps: int = 1000, **options: Any) -> wrappers.TimeLimit:
-  """Makes the game with a time limit of `max_steps`, which truncates; its rules have none.
-
-  Args:
-    max_steps: steps until truncation.
-    **options: fields of `HackMatrix`.
-
-  Raises:
-    ValueError: a value is invalid; the message names the option and what is needed.
-  """
+  """Makes the game of these options with a time limit, which truncates; its rules have none."""
   return wrappers.TimeLimit(HackMatrix(**options), max_steps)
 
 

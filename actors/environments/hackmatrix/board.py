@@ -19,15 +19,10 @@ _UNROLL = 4  # steps of a flood fill between two checks of its end
 
 
 class Board(NamedTuple):
-  """A set of cells, with any axes of environments.
+  """A set of cells, with any axes of environments."""
 
-  Attributes:
-    low: [...] uint32, rows 0 to 2: bit 6 * row + column is set if the cell is in the set.
-    high: [...] uint32, rows 3 to 5: bit 6 * (row - 3) + column.
-  """
-
-  low: jax.Array
-  high: jax.Array
+  low: jax.Array  # [...] uint32, rows 0 to 2: bit 6 * row + column is set if the cell is in the set
+  high: jax.Array  # [...] uint32, rows 3 to 5: bit 6 * (row - 3) + column
 
   def __and__(self, other: 'Board') -> 'Board':
     return Board(self.low & other.low, self.high & other.high)
@@ -66,11 +61,7 @@ def contains(board: Board, row: jax.Array, col: jax.Array) -> jax.Array:
 
 
 def sample(board: Board, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Samples a cell of the set uniformly.
-
-  Args:
-    board: set with any axes of environments.
-    bits: [...] uint32, random.
+  """Samples a cell of the set uniformly by random bits, [...] uint32.
 
   Returns:
     The cell's row and column, [...] int32 each; (0, 0) if the set is empty.
@@ -87,15 +78,10 @@ def sample(board: Board, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def walking_distance(obstacles: Board, start: Board, goal: Board) -> jax.Array:
-  """Shortest distances from start to goal around obstacles, by a flood fill.
+  """Shortest distances around obstacles, [...] int32 steps, by a flood fill.
 
-  Args:
-    obstacles: cells that cannot be entered; start and goal do not count as such.
-    start: set of one cell.
-    goal: set of one cell.
-
-  Returns:
-    [...] int32 steps; 0 if the goal is the start or cannot be reached.
+  Start and goal are sets of one cell, which do not count as obstacles. The distance is 0 if the goal
+  is the start or cannot be reached.
   """
   open_ = ~obstacles | goal
 
@@ -117,12 +103,7 @@ def walking_distance(obstacles: Board, start: Board, goal: Board) -> jax.Array:
 
 
 def below(bits: jax.Array, count: chex.Numeric) -> jax.Array:
-  """Random integers from 0 to count - 1, [...] uint32, from the upper 24 bits of random `bits`.
-
-  Args:
-    bits: [...] uint32, random.
-    count: at most 255.
-  """
+  """Random integers from 0 to count - 1, [...] uint32, by the upper 24 of random bits; count <= 255."""
   return ((bits >> 8) * jnp.asarray(count, np.uint32)) >> 24
 
 

@@ -15,13 +15,9 @@ SCHEDULED_TURNS = 1
 def damage(
   enemies: Enemies, is_hit: jax.Array, amount: jax.Array, stuns: chex.Numeric = False
 ) -> Enemies:
-  """Takes HP from active enemies; removes those with none left, and stuns the others if asked.
+  """Takes `amount` HP from the active enemies that are hit, [20, ...] bool; removes those with none left.
 
-  Args:
-    enemies: [20, ...].
-    is_hit: [20, ...] bool, which enemies are hit.
-    amount: [...] int32, HP to take from each.
-    stuns: [...] bool, whether those hit are stunned if they survive.
+  Those that survive are stunned where `stuns`, [...] bool.
   """
   is_hit = is_hit & enemies.active
   hp = jnp.where(is_hit, jnp.maximum(enemies.hp - amount, 0), enemies.hp)
@@ -42,13 +38,7 @@ def full_hp(kind: jax.Array) -> jax.Array:
 def turn(state: State, plays: jax.Array, bits: jax.Array) -> State:
   """The enemies' turn: transmissions become enemies, enemies move, attack, a task is due, stuns end.
 
-  Args:
-    state: state in int32, see `state.widen`.
-    plays: [...] bool, whether the enemies have a turn; if not, the state stays as it is.
-    bits: [...] uint32, random.
-
-  Returns:
-    The state after the turn.
+  Where `plays`, [...] bool, is False, the state stays as it is.
   """
   state = _hatch(state, plays)
   state = state.replace(enemies=_move(state, plays & ~state.step_active))
@@ -113,13 +103,11 @@ def _move(state: State, plays: jax.Array) -> Enemies:
 def _approach(
   state: State, row: jax.Array, col: jax.Array, is_glitch: jax.Array, blocks: board.Board
 ) -> tuple[jax.Array, jax.Array]:
-  """One step towards the player on the axis of the larger distance, by row if both are equal.
+  """Row and column, [20, ...] int32, after one step towards the player.
 
-  If that leads to the player's cell, the enemy stays. If it leads to a block, an enemy other than a
-  glitch also moves one cell along the other axis, even onto a block or the player.
-
-  Returns:
-    Next row and column, [20, ...] int32.
+  A step is on the axis of the larger distance, by row if both are equal. If that leads to the player's
+  cell, the enemy stays. If it leads to a block, an enemy other than a glitch also moves one cell along
+  the other axis, even onto a block or the player.
   """
   rows, cols = state.row - row, state.col - col
   step_row, step_col = jnp.sign(rows), jnp.sign(cols)

@@ -51,21 +51,13 @@ class _Bits(NamedTuple):
 
 
 class _Outcome(NamedTuple):
-  """Result of a step.
+  """Result of a step."""
 
-  Attributes:
-    state: the next state.
-    reward: the reward, in its parts.
-    done: [...] bool, whether the episode terminated.
-    codes: packed observation.
-    mask: [28, ...] bool, legal actions.
-  """
-
-  state: State
-  reward: rewards.Reward
-  done: jax.Array
-  codes: observation.Codes
-  mask: jax.Array
+  state: State  # the next state
+  reward: rewards.Reward  # the reward, in its parts
+  done: jax.Array  # [...] bool, whether the episode terminated
+  codes: observation.Codes  # packed observation
+  mask: jax.Array  # [28, ...] bool, legal actions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -162,20 +154,15 @@ class HackMatrix(options.Options, environment.Environment):
   def play(
     self, key: chex.PRNGKey, state: State, action: jax.Array
   ) -> tuple[State, rewards.Reward, jax.Array]:
-    """Takes one action like `step`, but returns the reward in parts.
-
-    Returns:
-      The next state; the 15 parts of the reward; and [] bool, whether the episode terminated.
-    """
+    """Takes one action like `step`; returns the state, the reward in parts, and whether it terminated."""
     outcome = _step_of(self)(state, action, _draw(key))
     return outcome.state, outcome.reward, outcome.done
 
   def observe(self, state: State) -> dict[str, jax.Array]:
     """The observation of a state.
 
-    Returns:
-      'features', [1545] float32: 10 numbers of the player, 23 of programs, and 42 channels of each
-      cell, row by row, as the module `observation` names them; and 'action_mask', see `action_mask`.
+    It has 'features', [1545] float32: 10 numbers of the player, 23 of programs, and 42 channels of each
+    cell, row by row, as the module `observation` names them; and 'action_mask', see `action_mask`.
     """
     state = state_lib.widen(state)
     return _observation(observation.encode(state), _legal(state))
@@ -228,15 +215,11 @@ def _assign(bits: jax.Array) -> _Bits:
 
 
 def _envs_last(function: Callable[..., Any]) -> Callable[..., Any]:
-  """Transforms a function so that, under vmap, it is called with the axis of environments last.
+  """Transforms a function of arrays so that, under vmap, the axis of environments comes last.
 
   A field with one number per environment is then one contiguous vector over environments, and every
-  rule is vector arithmetic. With the axis first, contiguous runs would be as short as a board.
-
-  The jit makes all programs of a process share one trace of the rules.
-
-  Args:
-    function: function of arrays that takes any trailing axes of environments.
+  rule is vector arithmetic. With the axis first, contiguous runs would be as short as a board. The jit
+  makes all programs of a process share one trace of the rules.
   """
   batched = jax.custom_batching.custom_vmap(jax.jit(function))
 
@@ -280,8 +263,8 @@ def _step(chosen: options.Options, state: State, action: jax.Array, bits: jax.Ar
   state = player.move(before, action)
   state = player.siphon(state, action, slot_bits)
   is_program = action >= state_lib.FIRST_PROGRAM
-  state = _where_any(
-    is_program, lambda state: programs.execute(state, action, slot_bits, chance.warp), state
+  state = state_lib.where_any(
+    is_program, lambda: programs.execute(state, action, slot_bits, chance.warp), state
   )
   ends_turn = (action <= state_lib.SIPHON) | (action == Program.WAIT.action)
   state = state.replace(turn=state.turn + ends_turn, history_valid=action != Program.UNDO.action)
@@ -292,8 +275,8 @@ def _step(chosen: options.Options, state: State, action: jax.Array, bits: jax.Ar
   is_at_exit = (state.row == state.exit_row) & (state.col == state.exit_col)
   completed = may_leave & is_at_exit & (state.stage <= state_lib.LAST_STAGE)
   layout = state_lib.make_if_any(completed, lambda: stages.sample_layout(state, chance.stage))
-  state = _where_any(
-    completed, lambda state: stages.advance(state, layout, chance.stage, chosen), state
+  state = state_lib.where_any(
+    completed, lambda: stages.advance(state, layout, chance.stage, chosen), state
   )
   won = state.stage > state_lib.LAST_STAGE
   reward = rewards.earn(
@@ -306,10 +289,6 @@ def _step(chosen: options.Options, state: State, action: jax.Array, bits: jax.Ar
     codes=observation.encode(state),
     mask=_legal(state),
   )
-
-
-def _where_any(condition: jax.Array, change: Callable[[State], State], state: State) -> State:
-  return state_lib.where_any(condition, lambda: change(state), state)
 
 
 def _legal(state: State) -> jax.Array:

@@ -47,14 +47,10 @@ _SLOTS_AT_ONCE = 10
 
 
 class Codes(NamedTuple):
-  """A packed observation.
+  """A packed observation."""
 
-  Attributes:
-    features: [33, ...] float32, the numbers of the player and of programs.
-    cells: [4, 36, ...] uint32, four integers for each cell; fields of their bits are the channels.
-  """
-
-  features: jax.Array
+  features: jax.Array  # [33, ...] float32, the numbers of the player and of programs
+  # [4, 36, ...] uint32, four integers for each cell; fields of their bits are the channels
   cells: jax.Array
 
 
@@ -195,13 +191,7 @@ def _scatter(
   """Scatters codes of slots into their cells, [6, 6, ...] int32; 0 in empty cells.
 
   A loop over slots is vector arithmetic over environments, where a reduction over slots would be
-  scalar.
-
-  Args:
-    is_visible: [20, ...] bool, which slots count.
-    slots: enemies or transmissions.
-    code: [20, ...] code of each slot, from 0 to 2^15 - 1.
-    cover: (code, code of lower slots in the same cell) -> combined code.
+  scalar. Codes are from 0 to 2^15 - 1; `cover` joins one with that of lower slots in the same cell.
   """
   cell = jnp.where(is_visible, SIZE * slots.row + slots.col, -1).astype(np.int8)
   code = code.astype(np.int16)

@@ -9,33 +9,26 @@ SHAPINGS = ('original', 'potential')
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-  """Options of the game, to make it easier and to change its reward.
+  """Options of the game, to make it easier and to change its reward."""
 
-  Attributes:
-    starting_siphons: data siphons at the start of an episode. The fractional part is the probability of
-      one more, so that a curriculum can lower their number gradually.
-    starting_credits: credits at the start of an episode.
-    starting_energy: energy at the start of an episode.
-    transmission_scale: scale of the number of transmissions of a new stage, from 0 to 1; the product is
-      rounded, a half to even.
-    siphon_death_penalty: subtracted from the reward for death next to an enemy that a siphon released.
-    distance_shaping: weight of the walking distance to the exit in the reward, for each cell.
-    data_siphon_reward: reward for each data siphon collected.
-    shaping: 'original' rewards each step towards the exit and does not penalise steps away from it, so
-      going back and forth is profitable. 'potential' is the difference of a potential, which leaves
-      the order of policies unchanged; see `rewards.shape`.
-    gamma: discount factor of the potential; give it the value of the agent's `gamma`.
-  """
-
+  # data siphons at the start of an episode. The fractional part is the probability of one more, so
+  # that a curriculum can lower their number gradually.
   starting_siphons: float = 0.0
-  starting_credits: int = 0
-  starting_energy: int = 0
+  starting_credits: int = 0  # credits at the start of an episode
+  starting_energy: int = 0  # energy at the start of an episode
+  # scale of the number of transmissions of a new stage, from 0 to 1; the product is rounded, a
+  # half to even
   transmission_scale: float = 1.0
+  # subtracted from the reward for death next to an enemy that a siphon released
   siphon_death_penalty: float = 10.0
+  # weight of the walking distance to the exit in the reward, for each cell
   distance_shaping: float = 0.05
-  data_siphon_reward: float = 1.0
+  data_siphon_reward: float = 1.0  # reward for each data siphon collected
+  # 'original' rewards each step towards the exit and does not penalise steps away from it, so
+  # going back and forth is profitable. 'potential' is the difference of a potential, which leaves
+  # the order of policies unchanged; see `rewards.shape`.
   shaping: str = 'original'
-  gamma: float = 0.99
+  gamma: float = 0.99  # discount factor of the potential; give it the value of the agent's `gamma`
 
   def __post_init__(self):
     highest = {

@@ -104,12 +104,8 @@ def siphon(state: State, action: jax.Array, bits: jax.Array) -> State:
 
   Program blocks rank before data blocks, more points before fewer, and equals in the order up, down,
   left, right. A data block without points cannot be siphoned. The action uses up a data siphon even if
-  there is no block to siphon. Other actions change nothing.
-
-  Args:
-    state: state in int32, see `state.widen`.
-    action: [...] int32.
-    bits: [20, ...] uint32, random, for the kinds of the transmissions.
+  there is no block to siphon. The `bits`, [20, ...], set the kinds of the transmissions. Other actions
+  change nothing.
   """
   is_siphon = action == state_lib.SIPHON
   rows, cols = state_lib.column(np.indices((state_lib.SIZE,) * 2, np.int32), action.ndim)
@@ -153,12 +149,7 @@ def siphon(state: State, action: jax.Array, bits: jax.Array) -> State:
 
 
 def towards_exit(state: State, mask: jax.Array) -> jax.Array:
-  """Action of the scripted policy in one environment, [] int32, see `HackMatrix.scripted_action`.
-
-  Args:
-    state: state in int32, see `state.widen`.
-    mask: [28] bool, legal actions.
-  """
+  """Action of the scripted policy in one environment, [] int32, see `HackMatrix.scripted_action`."""
   step_rows, step_cols = np.array([[1, -1, 0, 0], [0, 0, -1, 1]], np.int32)
   rows, cols = state.row + step_rows, state.col + step_cols
   goal = board.of_cell(state.exit_row, state.exit_col)

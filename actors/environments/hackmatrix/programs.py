@@ -70,15 +70,7 @@ def execute(state: State, action: jax.Array, bits: jax.Array, warp_bits: jax.Arr
 
   It does not check `usable`. WAIT only ends the turn, which the caller does. UNDO goes back only
   to the start of its own step, since no earlier state is stored, so it costs and changes nothing.
-
-  Args:
-    state: state in int32, see `state.widen`.
-    action: [...] int32.
-    bits: [20, ...] uint32, random, for POLY.
-    warp_bits: [...] uint32, random, for WARP.
-
-  Returns:
-    The state after the program.
+  POLY reads `bits`, [20, ...], and WARP `warp_bits`, [...].
   """
   is_ = {program: action == program.action for program in Program}
   programs = state_lib.column(

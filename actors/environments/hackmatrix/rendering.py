@@ -22,18 +22,12 @@ DIGITS = (  # three bits a row, five rows
 
 
 def frame(state: State) -> np.ndarray:
-  """Draws one game, with row 0 at the bottom.
+  """Draws one game, [240, 336, 3] uint8, with row 0 at the bottom.
 
   Blocks are tiles with their points or the program's number, dimmed when siphoned. Discs are
   enemies, by kind, with their HP; rings are transmissions with their countdown. The player is a
   dark diamond, the exit a green frame. The panel on the right has, from the top, stage, HP, score,
   credits, energy and data siphons, then the 28 actions as tiles; programs are dark when owned.
-
-  Args:
-    state: state of one environment.
-
-  Returns:
-    [240, 336, 3] uint8.
   """
   state = jax.tree.map(np.asarray, state)
   pixels = np.full((SIZE * CELL, SIZE * CELL + PANEL, 3), BACKGROUND, np.uint8)

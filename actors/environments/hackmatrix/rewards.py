@@ -21,40 +21,23 @@ UNREACHABLE = 2 * (state_lib.SIZE - 1)  # distance that the potential has withou
 
 
 class Reward(NamedTuple):
-  """Reward of one step in parts, [...] float32 each; the reward is their sum.
+  """Reward of one step in parts, [...] float32 each; the reward is their sum."""
 
-  Attributes:
-    step_penalty: for every step.
-    stage_completion: for completing a stage.
-    score_gain: for the change of the score.
-    kills: for a decrease of the number of active enemies, whatever its cause.
-    data_siphon: for an increase of the number of data siphons.
-    distance_shaping: for a decrease of the walking distance to the exit, see `shape`.
-    damage_penalty: for HP lost.
-    hp_recovery: for HP gained.
-    victory: for completing the last stage; it grows with the score.
-    death_penalty: for death; it grows with the stage.
-    siphon_death_penalty: for death next to an enemy that a siphon released.
-    resource_gain: for the change of credits and energy.
-    resource_holding: for credits and energy owned when a stage is completed.
-    program_waste: a penalty for RESET when only one HP is missing.
-    siphon_quality: a penalty for a siphon while a better cell existed; see `missed_resources`.
-  """
-
-  step_penalty: jax.Array
-  stage_completion: jax.Array
-  score_gain: jax.Array
-  kills: jax.Array
-  data_siphon: jax.Array
-  distance_shaping: jax.Array
-  damage_penalty: jax.Array
-  hp_recovery: jax.Array
-  victory: jax.Array
-  death_penalty: jax.Array
-  siphon_death_penalty: jax.Array
-  resource_gain: jax.Array
-  resource_holding: jax.Array
-  program_waste: jax.Array
+  step_penalty: jax.Array  # for every step
+  stage_completion: jax.Array  # for completing a stage
+  score_gain: jax.Array  # for the change of the score
+  kills: jax.Array  # for a decrease of the number of active enemies, whatever its cause
+  data_siphon: jax.Array  # for an increase of the number of data siphons
+  distance_shaping: jax.Array  # for a decrease of the walking distance to the exit, see `shape`
+  damage_penalty: jax.Array  # for HP lost
+  hp_recovery: jax.Array  # for HP gained
+  victory: jax.Array  # for completing the last stage; it grows with the score
+  death_penalty: jax.Array  # for death; it grows with the stage
+  siphon_death_penalty: jax.Array  # for death next to an enemy that a siphon released
+  resource_gain: jax.Array  # for the change of credits and energy
+  resource_holding: jax.Array  # for credits and energy owned when a stage is completed
+  program_waste: jax.Array  # a penalty for RESET when only one HP is missing
+  # a penalty for a siphon while a better cell existed; see `missed_resources`
   siphon_quality: jax.Array
 
   def total(self) -> jax.Array:
@@ -71,16 +54,10 @@ def earn(
   won: jax.Array,
   chosen: options.Options,
 ) -> Reward:
-  """The reward of a step, in its parts.
+  """The reward of a step from a state before to one after, which is in the next stage if one was completed.
 
-  Args:
-    before: state at the start of the step.
-    action: [...] int32.
-    after: state at its end, which is in the next stage if one was completed.
-    died: [...] bool, whether the player died.
-    completed: [...] bool, whether a stage was completed.
-    won: [...] bool, whether that was the last stage.
-    chosen: options of the game.
+  `died`, `completed` and `won`, [...] bool, say whether the player died, completed a stage, and the last
+  stage.
   """
   num_axes = action.ndim
   stages = state_lib.column(np.arange(1, state_lib.LAST_STAGE + 1), num_axes)
@@ -128,29 +105,22 @@ class _Reach(NamedTuple):
   """Resources that a siphon reaches from each cell: on the cell itself and on its four neighbours.
 
   Siphoned blocks have none, and from a cell with a block nothing is reached.
-
-  Attributes:
-    credits: [6, 6, ...] int32, sum over reached cells without a block.
-    energy: [6, 6, ...] int32, likewise.
-    points: five arrays, [6, 6, ...] int32: points of the reached data blocks, in ascending order.
-    programs: [6, 6, ...] uint32, a bit for each program block's program that is not owned yet.
   """
 
-  credits: jax.Array
-  energy: jax.Array
+  credits: jax.Array  # [6, 6, ...] int32, sum over reached cells without a block
+  energy: jax.Array  # [6, 6, ...] int32, likewise
+  # five arrays, [6, 6, ...] int32: points of the reached data blocks, in ascending order
   points: list[jax.Array]
+  # [6, 6, ...] uint32, a bit for each program block's program that is not owned yet
   programs: jax.Array
 
 
 def missed_resources(state: State) -> jax.Array:
-  """Surplus of credits and energy that a siphon from a better cell would reach, before a siphon.
+  """Credits plus energy, [...] int32, that a siphon from a better cell would reach beyond one from here.
 
   A cell is better than the player's if it reaches the same points and programs, no fewer credits
-  and energy, and more of at least one of the two. The largest surplus of credits and the largest of energy are
-  added, even if they are of different cells.
-
-  Returns:
-    [...] int32, credits missed plus energy missed; 0 without a better cell or without a data siphon.
+  and energy, and more of at least one of the two. The largest surplus of credits and the largest of
+  energy are added, even if they are of different cells. It is 0 without a better cell or data siphon.
   """
   reach = _reach(state)
   here = state.is_player_cell
@@ -223,15 +193,9 @@ def shape(before: State, after: State, *, ended: jax.Array, chosen: options.Opti
     'potential':  gamma Phi(s') - Phi(s),    Phi(s) = -w d,    Phi = 0 at the end of an episode
 
   The potential (Ng, Harada and Russell, 1999) leaves the order of policies unchanged: discounted by
-  gamma, its terms of an episode sum to -Phi of the first state. After a stage change d' is the distance to
-  the new exit. Where no path leads to the exit d is 0 in 'original', as at the exit. In 'potential' it is
-  then 10, as far as across the empty board, because a pocket without a path is no goal.
-
-  Args:
-    before: state at the start of the step.
-    after: state at its end.
-    ended: [...] bool, whether the episode terminated.
-    chosen: options of the game.
+  gamma, its terms of an episode sum to -Phi of the first state. After a stage change d' is the distance
+  to the new exit. Where no path leads to the exit d is 0 in 'original', as at the exit. In 'potential'
+  it is then 10, as far as across the empty board, because a pocket without a path is no goal.
   """
   old, new = _distances(before, after)
   if chosen.shaping == 'original':

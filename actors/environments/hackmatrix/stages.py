@@ -28,21 +28,13 @@ _BIT[~_IS_CORNER] = np.uint32(1) << np.arange(NUM_INNER, dtype=np.uint32)
 
 
 class Chance(NamedTuple):
-  """Random bits for one stage.
+  """Random bits for one stage."""
 
-  Attributes:
-    exit: [...] uint32, for the corner of the exit.
-    num_blocks: [...] uint32, for the number of blocks.
-    blocks: [11, ...] uint32, for the cell of each block.
-    cells: [36, ...] uint32, for the contents of each cell.
-    transmissions: [8, ...] uint32, for the cell and kind of each transmission.
-  """
-
-  exit: Any
-  num_blocks: Any
-  blocks: Any
-  cells: Any
-  transmissions: Any
+  exit: Any  # [...] uint32, for the corner of the exit
+  num_blocks: Any  # [...] uint32, for the number of blocks
+  blocks: Any  # [11, ...] uint32, for the cell of each block
+  cells: Any  # [36, ...] uint32, for the contents of each cell
+  transmissions: Any  # [8, ...] uint32, for the cell and kind of each transmission
 
 
 NUM_BITS = Chance(  # numbers of integers
@@ -51,29 +43,18 @@ NUM_BITS = Chance(  # numbers of integers
 
 
 class Layout(NamedTuple):
-  """Positions in a new stage.
+  """Positions in a new stage."""
 
-  Attributes:
-    exit_row: [...] int32.
-    exit_col: [...] int32.
-    blocks: [...] uint32, a bit for each inner cell (no corner), set if it has a block.
-    transmissions: [8, ...] int32, number of the inner cell of each transmission.
-  """
-
-  exit_row: jax.Array
-  exit_col: jax.Array
-  blocks: jax.Array
-  transmissions: jax.Array
+  exit_row: jax.Array  # [...] int32
+  exit_col: jax.Array  # [...] int32
+  blocks: jax.Array  # [...] uint32, a bit for each inner cell (no corner), set if it has a block
+  transmissions: jax.Array  # [8, ...] int32, number of the inner cell of each transmission
 
 
 def sample_layout(state: State, chance: Chance) -> Layout:
-  """Samples where exit, blocks, transmissions and the like of the next stage are, see `Layout`.
+  """Samples where exit, blocks and transmissions of the next stage are, at the end of the stage before.
 
-  Positions are not sampled in `advance`, because XLA would then repeat the computation for every cell.
-
-  Args:
-    state: state at the end of the stage before.
-    chance: random bits.
+  Not a part of `advance`, because XLA would then repeat the computation for every cell.
   """
   exit_row, exit_col = _sample_exit(state, chance.exit)
   blocks = _sample_blocks(chance)
@@ -88,14 +69,7 @@ def sample_layout(state: State, chance: Chance) -> Layout:
 
 
 def advance(state: State, layout: Layout, chance: Chance, chosen: options.Options) -> State:
-  """The state at the start of the next stage.
-
-  Args:
-    state: state at the end of the stage before; fields that are not replaced here stay.
-    layout: positions in the next stage.
-    chance: random bits, the same as for `layout`.
-    chosen: options of the game.
-  """
+  """The state at the start of the next stage, of its layout and the same chance; other fields stay."""
   num_axes = state.row.ndim
   is_inner = state_lib.column(~_IS_CORNER, num_axes)
   is_exit = state_lib.is_cell(layout.exit_row, layout.exit_col)
@@ -167,12 +141,7 @@ def _sample_blocks(chance: Chance) -> jax.Array:
 
 
 def _sample_cells(free: jax.Array, bits: jax.Array) -> jax.Array:
-  """Samples 8 different inner cells, [8, ...] int32.
-
-  Args:
-    free: [...] uint32, the inner cells to choose from.
-    bits: [8, ...] uint32.
-  """
+  """Samples 8 different ones of the free inner cells, [8, ...] int32, by [8, ...] uint32 random bits."""
   cells = []
   for i in range(state_lib.LAST_STAGE):
     cell = board.nth_bit(free, board.below(bits[i], jax.lax.population_count(free)))
@@ -184,13 +153,10 @@ def _sample_cells(free: jax.Array, bits: jax.Array) -> jax.Array:
 def _transmissions(
   state: State, cell: jax.Array, bits: jax.Array, scale: float
 ) -> state_lib.Transmissions:
-  """Transmissions of the next stage, scaled: as many as its number, up to 8.
+  """Transmissions of the stage after `state`, scaled: as many as its number, up to 8.
 
-  Args:
-    state: of the stage before.
-    cell: [8, ...] int32, the inner cell of each.
-    bits: [8, ...] uint32, of which `_sample_cells` does not use the lowest.
-    scale: see `options.Options.transmission_scale`.
+  `cell`, [8, ...] int32, is the inner cell of each, and of `bits`, [8, ...] uint32, `_sample_cells` does
+  not use the lowest.
   """
   num_slots = state_lib.NUM_TRANSMISSIONS
   # Adds the number of corners before a cell in the grid's order: one, two or three.

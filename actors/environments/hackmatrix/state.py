@@ -1,11 +1,12 @@
 """Constants of HackMatrix, its immutable `State`, and functions on masks and slots of entities.
 
-In all modules of the game, `...` in a shape stands for any axes of environments, which come last.
+In all modules of the game, `...` in a shape stands for any axes of environments, which come last. The
+rules take a state in int32, see `widen`, an `action`, [...] int32, and random `bits`, uint32.
 """
 
 import enum
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import chex
 import flax.struct
@@ -65,56 +66,38 @@ NUM_KINDS = 4
 FULL_HP = np.array([2, 3, 2, 2], np.int32)  # by kind
 NO_BLOCK, DATA, PROGRAM, QUESTION = range(4)  # kinds of blocks
 
-Field = Any  # an array, or a number in a state built by hand
+# Fields of a state: an array, or a number in a state built by hand; and the dtype that is stored.
+Bool = Annotated[Any, np.bool_]
+Int8 = Annotated[Any, np.int8]
+Int16 = Annotated[Any, np.int16]
+Int32 = Annotated[Any, np.int32]
 Tree = TypeVar('Tree')
 
 
 class Enemies(flax.struct.PyTreeNode):
-  """The 20 slots for enemies; a new enemy takes the lowest inactive slot.
+  """The 20 slots for enemies; a new enemy takes the lowest inactive slot."""
 
-  Attributes:
-    active: [20] bool; where False, the other fields are meaningless.
-    kind: [20] int8, VIRUS to CRYPTOG.
-    row: [20] int8.
-    col: [20] int8.
-    hp: [20] int8.
-    disabled_turns: [20] int8, enemy turns in which it will not move; no rule sets it.
-    stunned: [20] bool, whether it neither moves nor attacks in the next enemy turn.
-    from_siphon: [20] bool, whether a siphon released it.
-    from_scheduled: [20] bool, whether a scheduled task sent it; no rule reads it.
-  """
-
-  active: Field
-  kind: Field
-  row: Field
-  col: Field
-  hp: Field
-  disabled_turns: Field
-  stunned: Field
-  from_siphon: Field
-  from_scheduled: Field
+  active: Bool  # [20]; where False, the other fields are meaningless
+  kind: Int8  # [20] VIRUS to CRYPTOG
+  row: Int8  # [20]
+  col: Int8  # [20]
+  hp: Int8  # [20]
+  disabled_turns: Int8  # [20] enemy turns in which it will not move; no rule sets it
+  stunned: Bool  # [20] whether it neither moves nor attacks in the next enemy turn
+  from_siphon: Bool  # [20] whether a siphon released it
+  from_scheduled: Bool  # [20] whether a scheduled task sent it; no rule reads it
 
 
 class Transmissions(flax.struct.PyTreeNode):
-  """The 20 slots for transmissions, which become enemies; filled like the slots of `Enemies`.
+  """The 20 slots for transmissions, which become enemies; filled like the slots of `Enemies`."""
 
-  Attributes:
-    active: [20] bool; where False, the other fields are meaningless.
-    kind: [20] int8, kind of the enemy that it becomes.
-    row: [20] int8.
-    col: [20] int8.
-    turns: [20] int16, enemy turns until it becomes an enemy.
-    from_siphon: [20] bool, see `Enemies`.
-    from_scheduled: [20] bool, see `Enemies`.
-  """
-
-  active: Field
-  kind: Field
-  row: Field
-  col: Field
-  turns: Field
-  from_siphon: Field
-  from_scheduled: Field
+  active: Bool  # [20]; where False, the other fields are meaningless
+  kind: Int8  # [20] kind of the enemy that it becomes
+  row: Int8  # [20]
+  col: Int8  # [20]
+  turns: Int16  # [20] enemy turns until it becomes an enemy
+  from_siphon: Bool  # [20], see `Enemies`
+  from_scheduled: Bool  # [20], see `Enemies`
 
 
 class State(flax.struct.PyTreeNode):
@@ -122,73 +105,41 @@ class State(flax.struct.PyTreeNode):
 
   UNDO returns to the start of its own step, so it only refunds its own cost, and no earlier state is
   stored.
-
-  Attributes:
-    row: [] row of the player.
-    col: [] column of the player.
-    hp: [] hit points of the player, 0 to 3; 0 is dead.
-    attack: [] damage of the player's attack, 1 to 3.
-    credits: [] one of two currencies that pay for programs.
-    energy: [] the other one.
-    data_siphons: [] number of siphons that the player can use.
-    score: [] points from data blocks and the program SCORE.
-    exit_row: [] row of the exit.
-    exit_col: [] column of the exit.
-    block_type: [6, 6] int8, NO_BLOCK to QUESTION.
-    block_points: [6, 6] int16, points of a data block, which siphoning it adds to the score.
-    block_program: [6, 6] int8, program of a program block, which siphoning it makes the player own.
-    block_spawn: [6, 6] int16, number of transmissions that siphoning the block releases.
-    block_siphoned: [6, 6] bool; a siphoned block stays, and can be walked on.
-    siphon_center: [6, 6] bool, cells from which the player siphoned a block.
-    cell_credits: [6, 6] int16, credits to be picked up.
-    cell_energy: [6, 6] int16, energy to be picked up.
-    cell_data_siphon: [6, 6] bool, data siphons to be picked up.
-    enemies: see `Enemies`.
-    transmissions: see `Transmissions`.
-    owned: [23] bool, whether the player owns each `Program`.
-    stage: [] number of the stage, 1 to 8; 9 after victory.
-    turn: [] turns since the reset.
-    show_active: [] bool, whether cryptogs are observed also outside the player's row and column; SHOW
-      sets it until the stage ends.
-    tasks_disabled: [] bool, whether there are no more scheduled tasks in this episode.
-    step_active: [] bool, whether no enemy moves in the next enemy turn.
-    attack_upgrades: [] uses of ATK+ in this stage.
-    next_task_turn: [] turn of the next scheduled task.
-    task_interval: [] turns from one scheduled task to the next; 0: there are none.
-    history_valid: [] bool, whether UNDO is legal.
   """
 
-  row: Field
-  col: Field
-  hp: Field
-  attack: Field
-  credits: Field
-  energy: Field
-  data_siphons: Field
-  score: Field
-  exit_row: Field
-  exit_col: Field
-  block_type: Field
-  block_points: Field
-  block_program: Field
-  block_spawn: Field
-  block_siphoned: Field
-  siphon_center: Field
-  cell_credits: Field
-  cell_energy: Field
-  cell_data_siphon: Field
+  row: Int32  # [] row of the player
+  col: Int32  # [] column of the player
+  hp: Int32  # [] hit points of the player, 0 to 3; 0 is dead
+  attack: Int32  # [] damage of the player's attack, 1 to 3
+  credits: Int32  # [] one of two currencies that pay for programs
+  energy: Int32  # [] the other one
+  data_siphons: Int32  # [] number of siphons that the player can use
+  score: Int32  # [] points from data blocks and the program SCORE
+  exit_row: Int32  # [] row of the exit
+  exit_col: Int32  # [] column of the exit
+  block_type: Int8  # [6, 6] NO_BLOCK to QUESTION
+  block_points: Int16  # [6, 6] points of a data block, which siphoning it adds to the score
+  block_program: Int8  # [6, 6] program of a program block, which siphoning it makes the player own
+  block_spawn: Int16  # [6, 6] number of transmissions that siphoning the block releases
+  block_siphoned: Bool  # [6, 6] a siphoned block stays, and can be walked on
+  siphon_center: Bool  # [6, 6] cells from which the player siphoned a block
+  cell_credits: Int16  # [6, 6] credits to be picked up
+  cell_energy: Int16  # [6, 6] energy to be picked up
+  cell_data_siphon: Bool  # [6, 6] data siphons to be picked up
   enemies: Enemies
   transmissions: Transmissions
-  owned: Field
-  stage: Field
-  turn: Field
-  show_active: Field
-  tasks_disabled: Field
-  step_active: Field
-  attack_upgrades: Field
-  next_task_turn: Field
-  task_interval: Field
-  history_valid: Field
+  owned: Bool  # [23] whether the player owns each `Program`
+  stage: Int32  # [] number of the stage, 1 to 8; 9 after victory
+  turn: Int32  # [] turns since the reset
+  # [] whether cryptogs are observed also outside the player's row and column; SHOW sets it until
+  # the stage ends
+  show_active: Bool
+  tasks_disabled: Bool  # [] whether there are no more scheduled tasks in this episode
+  step_active: Bool  # [] whether no enemy moves in the next enemy turn
+  attack_upgrades: Int32  # [] uses of ATK+ in this stage
+  next_task_turn: Int32  # [] turn of the next scheduled task
+  task_interval: Int32  # [] turns from one scheduled task to the next; 0: there are none
+  history_valid: Bool  # [] whether UNDO is legal
 
   @property
   def has_block(self) -> jax.Array:
@@ -206,29 +157,15 @@ class State(flax.struct.PyTreeNode):
     return is_cell(self.row, self.col)
 
 
-def _dtypes() -> State:
-  """The dtype of every field."""
-  slots = {name: np.int8 for name in ('kind', 'row', 'col', 'hp', 'disabled_turns')}
-  flags = {name: np.bool_ for name in ('active', 'stunned', 'from_siphon', 'from_scheduled')}
-  fields: dict[str, Any] = {name: np.int32 for name in State.__annotations__}
-  fields.update({name: np.int8 for name in ('block_type', 'block_program')})
-  fields.update(
-    {name: np.int16 for name in ('block_points', 'block_spawn', 'cell_credits', 'cell_energy')}
-  )
-  for name in ('block_siphoned', 'siphon_center', 'cell_data_siphon', 'owned', 'show_active'):
-    fields[name] = np.bool_
-  for name in ('tasks_disabled', 'step_active', 'history_valid'):
-    fields[name] = np.bool_
-  fields['enemies'] = Enemies(**slots, **flags)
-  fields['transmissions'] = Transmissions(
-    **{name: slots[name] for name in ('kind', 'row', 'col')},
-    **{name: flags[name] for name in ('active', 'from_siphon', 'from_scheduled')},
-    turns=np.int16,
-  )
-  return State(**fields)
+def _dtypes(kind: Any) -> Any:
+  """The record `kind` with the dtype of every field in its place."""
+  found = {}
+  for name, hint in kind.__annotations__.items():
+    found[name] = hint.__metadata__[0] if hasattr(hint, '__metadata__') else _dtypes(hint)
+  return kind(**found)
 
 
-DTYPES = _dtypes()
+DTYPES = _dtypes(State)
 
 
 def initial() -> State:
@@ -269,7 +206,7 @@ def narrow(state: State) -> State:
 
 
 def column(values: Any, num_axes: int) -> np.ndarray:
-  """Constants with `num_axes` axes of size 1 appended, which broadcast over axes of environments."""
+  """Constants with `num_axes` axes of size 1 appended, to broadcast over axes of environments."""
   values = np.asarray(values)
   return values.reshape(values.shape + (1,) * num_axes)
 
@@ -287,16 +224,11 @@ def select(condition: jax.Array, one: Tree, other: Tree) -> Tree:
 
 
 def where_any(condition: jax.Array, change: Callable[[], Tree], otherwise: Tree) -> Tree:
-  """The tree with a change in the environments where the condition holds.
+  """The tree with a change in the environments where the condition, [...] bool, holds.
 
   The change is computed only if the condition holds in any environment. Even if it always does, this
   is faster: the change is compiled as a unit, and its inputs and outputs are computed once. Otherwise
   XLA would repeat them wherever they are used.
-
-  Args:
-    condition: [...] bool.
-    change: function without arguments that returns the changed tree, for all environments.
-    otherwise: the tree before the change, which stays where the condition does not hold.
   """
 
   def change_some():
@@ -306,15 +238,11 @@ def where_any(condition: jax.Array, change: Callable[[], Tree], otherwise: Tree)
 
 
 def make_if_any(condition: jax.Array, make: Callable[[], Tree]) -> Tree:
-  """Result of `make` if the condition holds in any environment, else zeros.
+  """Result of `make` if the condition, [...] bool, holds in any environment, else zeros.
 
   As with `where_any`, it is computed once, so use it for a few numbers from which many others are
   computed: XLA would otherwise repeat them for every slot and cell. Results of environments where the
   condition does not hold are meaningless.
-
-  Args:
-    condition: [...] bool.
-    make: function without arguments that returns a tree of arrays.
   """
   zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(make))
   return jax.lax.cond(jnp.any(condition), make, lambda: zeros)
@@ -322,10 +250,6 @@ def make_if_any(condition: jax.Array, make: Callable[[], Tree]) -> Tree:
 
 def lowest_free(active: jax.Array, count: chex.Numeric) -> tuple[jax.Array, jax.Array]:
   """Assigns the lowest inactive slots to `count` new entries; entries without a slot are dropped.
-
-  Args:
-    active: [20, ...] bool.
-    count: [...] int32.
 
   Returns:
     [20, ...] bool, the slots taken; and [20, ...] int32, the index, from 0, of the new entry that

@@ -57,18 +57,6 @@ def test_reward_at_last_is_for_catching_the_ball(action, reward):
   assert timestep.reward == reward
 
 
-def test_reward_is_zero_while_the_ball_falls():
-  _, timestep = step(catch.Catch(), state_of(7, 2, 2), STAY)
-  assert not timestep.last()
-  assert timestep.discount == 1.0
-  assert timestep.reward == 0.0
-
-
-@pytest.mark.parametrize('ball_column, action', [(0, LEFT), (2, STAY), (4, RIGHT)])
-def test_scripted_policy_follows_the_ball(ball_column, action):
-  assert catch.Catch().scripted_action(state_of(0, ball_column, 2)) == action
-
-
 def test_frame_shows_the_board():
   frame = catch.Catch().render(state_of(0, 1, 3))
   assert frame.shape == (160, 80, 3)

@@ -2,22 +2,23 @@
 
 import warnings
 
+import corridor
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl.testing import absltest
-from dm_env import specs, test_utils
+from dm_env import test_utils
 
 from hephaestus.actors import environments
-from hephaestus.actors.environments import catch, export, rooms, wrappers
+from hephaestus.actors.environments import catch, export, wrappers
+from hephaestus.actors.environments.cognition import rooms
 
-OURS = ['catch', 'hackmatrix']  # an array, and a dictionary with an action mask
 
-
-@pytest.fixture(scope='module', params=OURS)
+@pytest.fixture(scope='module', params=['catch', 'corridor'])
 def environment(request):
-  return environments.make(request.param)
+  """Observes an array, or a dictionary with an action mask."""
+  return corridor.make('jax') if request.param == 'corridor' else environments.make('catch')
 
 
 def test_gymnasium_checks_the_environment(environment):
@@ -27,37 +28,13 @@ def test_gymnasium_checks_the_environment(environment):
   exported = export.as_gymnasium(environment, render_mode='rgb_array')
   with warnings.catch_warnings():
     warnings.simplefilter('error')  # such as observations beyond their space
-    # HackMatrix has numbers without bounds.
+    # The wind of the corridor has no bounds.
     warnings.filterwarnings('ignore', '.*imum value is -?infinity')
     env_checker.check_env(exported, skip_render_check=True)
   observation, info = exported.reset(seed=3)
   again, _ = exported.reset(seed=3)
   jax.tree.map(np.testing.assert_array_equal, observation, again)
   assert ('action_mask' in info) == isinstance(environment.observation_spec, dict)
-  assert exported.render().dtype == np.uint8
-
-
-def test_resets_with_other_seeds_compile_nothing():
-  pytest.importorskip('gymnasium')
-  traced = []
-
-  class Counted(catch.Catch):
-    def reset(self, key):
-      traced.append('reset')
-      return super().reset(key)
-
-    def step(self, key, state, action):
-      traced.append('step')
-      return super().step(key, state, action)
-
-  exported = export.as_gymnasium(Counted())
-  for seed in range(3):
-    exported.reset(seed=seed)
-    exported.step(1)
-    exported.reset()
-    if not seed:
-      compiled = len(traced)
-  assert len(traced) == compiled
 
 
 def test_gymnasium_episode_ends_as_the_environment_says():
@@ -162,16 +139,6 @@ def test_gymnax_spaces_equal_the_specs(environment):
   assert exported.action_space(params).n == environment.action_spec.num_values
 
 
-def test_vector_of_one_choice_is_no_scalar():
-  pytest.importorskip('gymnax')
-
-  class Vector(catch.Catch):
-    action_spec = specs.BoundedArray((1,), np.int32, 0, 2)
-
-  space = export.as_gymnax(Vector())[0].action_space()
-  assert space.sample(jax.random.key(0)).shape == (1,)
-
-
 def test_environment_of_a_library_is_refused():
   pytest.importorskip('gymnasium')
   with pytest.raises(ValueError, match='make it with that library'):
@@ -195,7 +162,3 @@ def test_stream_continues_from_one_episode_to_the_next():
   for first, second, fresh in entered:
     np.testing.assert_array_equal(first, second)
     assert not np.array_equal(first, fresh)
-
-
-def test_nothing_is_rendered_before_the_first_reset():
-  assert export.as_dm_env(environments.make('catch')).render() is None

@@ -1,4 +1,6 @@
+import functools
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -57,11 +59,34 @@ def test_import_path_makes_a_users_environment(my_module):
     ('catch', {'rows': 1}, ['environment.rows=1', 'at least 2']),
     ('catch', {'rows': 'ten'}, ["environment.rows='ten'", 'whole number', '10']),
     ('catch', {'rows': True}, ['environment.rows=True', 'whole number']),
-    ('grid_world', {'size': 0}, ['environment.size=0: a grid needs at least 2 cells a side']),
+    ('grid_world', {'size': 0}, ['environment.size=0: at least 2 is needed']),
     ('grid_world', {'size': 2, 'num_resources': 4}, ['environment.num_resources=4', '1 to 3']),
     ('grid_world', {'num_resources': 0}, ['environment.num_resources=0', '1 to 255']),
     ('gymnaxx/CartPole-v1', {}, ["'gymnaxx/CartPole-v1'", 'did you mean gymnax', 'environments`']),
-    ('grid_world', {'max_steps': 0}, ['environment.max_steps=0', 'at least 1']),
+    *[
+      (name, {'max_steps': 0}, ['environment.max_steps=0: at least 1 is needed'])
+      for name in (
+        'errands',
+        'grid_world',
+        'hackmatrix',
+        'ice',
+        'noisy_corridor',
+        'oasis',
+        'sprites',
+      )
+    ],
+    ('ice', {'slip': 1.5}, ['environment.slip=1.5: a probability from 0 to 1']),
+    ('noisy_corridor', {'length': 1}, ['environment.length=1: at least 2']),
+    (
+      'noisy_corridor',
+      {'pixels': 'grey'},
+      ["environment.pixels=grey: choose 'binary' or 'normal'"],
+    ),
+    ('noisy_corridor', {'first_noisy': 17}, ['environment.first_noisy=17: from 0 to 16']),
+    ('noisy_corridor', {'open_cells': 21}, ['environment.open_cells=21: from 1 to 20, or null']),
+    ('oasis', {'alive_reward': True}, ['environment.alive_reward']),
+    ('rooms', {'fresh_rooms': 0}, ['environment.fresh_rooms=0: at least 1']),
+    ('sprites', {'num_objects': 13}, ['environment.num_objects=13: choose from 1 to 12']),
   ],
 )
 def test_error_names_field_value_and_remedy(my_module, name, options, words):
@@ -128,83 +153,61 @@ class Still(environment.Environment):
     return state, environment.termination(0.0, {'place': jnp.ones(2)})
 
 
-class Growing(Still):
-  def step(self, key, state, action):
-    _, timestep = super().step(key, state, action)
-    return {'count': jnp.stack([state['count'], state['count']])}, timestep
+def broken(kind=Still, **attributes):
+  """An instance of a sub-class with other attributes; a function of a state is its state after a step."""
+  return type('Broken', (kind,), attributes)()
 
 
-class Softening(Still):
-  def step(self, key, state, action):
-    _, timestep = super().step(key, state, action)
-    return {'count': state['count'] * 0.5}, timestep
+def stepping(state=lambda state: state, **changes):
+  """A method `step` with another state, or other fields of the time step."""
+
+  def step(self, key, old, action):
+    old, timestep = Still.step(self, key, old, action)
+    return state(old), timestep._replace(**changes)
+
+  return step
 
 
-class Forgetting(Still):
-  def step(self, key, state, action):
-    _, timestep = super().step(key, state, action)
-    return {}, timestep
-
-
-class Elsewhere(Still):
-  def step(self, key, state, action):
-    state, timestep = super().step(key, state, action)
-    return state, timestep._replace(observation={'place': jnp.zeros(3)})
-
-
-class Misdescribed(Still):
-  @property
-  def observation_spec(self):
-    return {'place': specs.Array((2,), np.uint8)}
-
-
-class ManyRewards(Still):
-  def step(self, key, state, action):
-    state, timestep = super().step(key, state, action)
-    return state, timestep._replace(reward=jnp.zeros(2))
-
-
-class ShortMask(Still):
-  @property
-  def observation_spec(self):
-    return {'action_mask': specs.Array((3,), bool)}
-
-  def reset(self, key):
-    state, timestep = super().reset(key)
-    return state, timestep._replace(observation={'action_mask': jnp.ones(3, bool)})
-
-  def step(self, key, state, action):
-    state, timestep = super().step(key, state, action)
-    return state, timestep._replace(observation={'action_mask': jnp.ones(3, bool)})
-
-
-class WideActions(Still):
-  action_spec = specs.DiscreteArray(2, np.int64)
-
-
-class LateChoices(Still):
-  action_spec = specs.BoundedArray((2,), np.int32, 1, 2)
-
-
-class ShortMaskOfTwo(ShortMask):
-  action_spec = specs.BoundedArray((2,), np.int32, 0, [1, 2])
-
-
-class Misnamed(Still):
-  action_names = ('up', 'down', 'left')
-
-
-class Unbounded(Still):
-  action_spec = specs.BoundedArray((1,), np.float32, -np.inf, np.inf)
-
-
-class Unlimited(Still):
-  max_steps = None
-
-
-class FloatScript(Still):
-  def scripted_action(self, state):
-    return state['count'] * 1.0
+LONG_MASK = {'action_mask': jnp.ones(3, bool)}
+MASKED = {
+  'observation_spec': {'action_mask': specs.Array((3,), bool)},
+  'reset': lambda self, key: (jnp.zeros(()), environment.restart(LONG_MASK)),
+  'step': stepping(observation=LONG_MASK),
+}
+CONTRADICTIONS = [
+  (
+    {'step': stepping(lambda state: {'count': jnp.zeros(2, int)})},
+    ["['count']", 'int32[]', 'int32[2]'],
+  ),
+  ({'step': stepping(lambda state: {'count': state['count'] * 0.5})}, ["['count']", 'float32[]']),
+  ({'step': stepping(lambda state: {})}, ["state['count']", 'nothing']),
+  (
+    {'step': stepping(observation={'place': jnp.zeros(3)})},
+    ["timestep.observation['place']", 'float32[2]', 'float32[3]'],
+  ),
+  (
+    {'observation_spec': {'place': specs.Array((2,), np.uint8)}},
+    ["timestep.observation['place']", 'uint8[2]', 'float32[2]'],
+  ),
+  ({'step': stepping(reward=jnp.zeros(2))}, ['timestep.reward', 'float32[]', 'float32[2]']),
+  (MASKED, ['action_mask', 'bool[2]', 'bool[3]']),
+  (
+    {**MASKED, 'action_spec': specs.BoundedArray((2,), np.int32, 0, [1, 2])},
+    ['action_mask', 'bool[5]', 'bool[3]'],
+  ),
+  ({'action_spec': specs.DiscreteArray(2, np.int64)}, ['action_spec', 'int64', 'int32']),
+  ({'action_spec': specs.BoundedArray((2,), np.int32, 1, 2)}, ['action_spec', 'begins with 0']),
+  (
+    {'action_spec': specs.BoundedArray((1,), np.float32, -np.inf, np.inf)},
+    ['action_spec=', 'finite bounds are needed'],
+  ),
+  ({'action_names': ('up', 'down', 'left')}, ["action_names=('up', 'down', 'left')", '2 choices']),
+  ({'max_steps': None}, ['max_steps=None']),
+  (
+    {'scripted_action': lambda self, state: state['count'] * 1.0},
+    ['scripted_action', 'int32[]', 'float32[]'],
+  ),
+]
 
 
 def test_package_of_an_environment_has_its_version():
@@ -217,77 +220,16 @@ def test_consistent_environment_passes_check():
   environment.check(Still())
 
 
-@pytest.mark.parametrize(
-  'environment_class, words',
-  [
-    (Growing, ["state['count']", 'int32[]', 'int32[2]']),
-    (Softening, ["state['count']", 'int32[]', 'float32[]']),
-    (Forgetting, ["state['count']", 'nothing']),
-    (Elsewhere, ["timestep.observation['place']", 'float32[2]', 'float32[3]']),
-    (Misdescribed, ["timestep.observation['place']", 'uint8[2]', 'float32[2]']),
-    (ManyRewards, ['timestep.reward', 'float32[]', 'float32[2]']),
-    (ShortMask, ['action_mask', 'bool[2]', 'bool[3]']),
-    (WideActions, ['action_spec', 'int64', 'int32']),
-    (LateChoices, ['action_spec', 'begins with 0']),
-    (ShortMaskOfTwo, ['action_mask', 'bool[5]', 'bool[3]']),
-    (Misnamed, ["action_names=('up', 'down', 'left')", '2 choices']),
-    (Unlimited, ['max_steps=None']),
-    (Unbounded, ['action_spec=', 'finite bounds are needed']),
-    (FloatScript, ['scripted_action', 'int32[]', 'float32[]']),
-    (object, ['Environment']),
-  ],
-)
-def test_check_rejects_a_contradictory_environment_by_field(environment_class, words):
+@pytest.mark.parametrize('attributes, words', CONTRADICTIONS)
+def test_check_rejects_a_contradictory_environment_by_field(attributes, words):
   with pytest.raises(ValueError) as error:
-    environment.check(environment_class())
+    environment.check(broken(**attributes))
   for word in words:
     assert word in str(error.value)
 
 
-class Played(Still):
-  """Still, with an invalid observation, reward or discount in the course of an episode."""
-
-  max_steps = 5
-
-  def __init__(self, **wrong):
-    self.wrong = wrong
-
-  def step(self, key, state, action):
-    del key, action
-    state = {'count': state['count'] + 1}
-    timestep = environment.transition(0.0, {'place': jnp.ones(2)})
-    worse = timestep._replace(**jax.tree.map(jnp.asarray, self.wrong))
-    timestep = jax.tree.map(lambda a, b: jnp.where(state['count'] == 3, b, a), timestep, worse)
-    is_last = state['count'] == self.max_steps
-    step_type = jnp.where(is_last, dm_env.StepType.LAST.value, timestep.step_type)
-    return state, timestep._replace(step_type=step_type)
-
-
-@pytest.mark.parametrize(
-  'wrong, words',
-  [
-    (
-      {'observation': {'place': np.float32([0, np.nan])}},
-      "observation['place']: is not always fin",
-    ),
-    ({'reward': np.float32(np.inf)}, 'reward: is not always finite'),
-    ({'discount': np.float32(1.5)}, 'discount: is not always within [0, 1]'),
-  ],
-)
-def test_invalid_values_are_rejected_by_field(wrong, words):
-  env = Played(**wrong)
-  environment.check(env)
-  with pytest.raises(ValueError) as error:
-    wrappers.check_values(env, jax.random.key(0), num_envs=2, num_steps=8)
-  assert words in str(error.value)
-
-
-def test_valid_values_pass():
-  assert wrappers.check_values(Played(), jax.random.key(0), num_envs=2, num_steps=8) == []
-
-
 class Faulty(Still):
-  """An observation in [0, 1] and a mask, wrong from some step on; ends after five steps."""
+  """Counts up to `last` and terminates; the observation, a mask among them, may be wrong on the way."""
 
   max_steps = 5
   observation_spec = {  # noqa: RUF012  as in other environments
@@ -295,9 +237,9 @@ class Faulty(Still):
     'action_mask': specs.BoundedArray((2,), bool, False, True),
   }
 
-  def __init__(self, *, highest=1.0, is_legal=True, last=5, max_steps=5):
+  def __init__(self, *, highest=1.0, is_legal=True, last=5, max_steps=5, **third):
     self.highest, self.is_legal, self.last = highest, is_legal, last
-    self.max_steps = max_steps
+    self.max_steps, self.third = max_steps, third
 
   def reset(self, key):
     del key
@@ -308,6 +250,9 @@ class Faulty(Still):
     timestep = environment.transition(0.0, self._observe(state + 1))
     is_last = state + 1 == self.last
     step_type = jnp.where(is_last, dm_env.StepType.LAST.value, timestep.step_type)
+    for name, value in self.third.items():
+      changed = jnp.where(state == 2, jnp.float32(value), getattr(timestep, name))
+      timestep = timestep._replace(**{name: changed})
     return state + 1, timestep._replace(step_type=step_type)
 
   def _observe(self, count):
@@ -319,19 +264,27 @@ class Faulty(Still):
 @pytest.mark.parametrize(
   'wrong, words',
   [
+    ({}, None),
     (
       {'highest': 7.0},
       "observation['place']: the spec says 0 to 1, it is 7 when the environment is",
     ),
+    ({'highest': np.nan}, "observation['place']: is not always finite"),
+    ({'reward': np.inf}, 'reward: is not always finite'),
+    ({'discount': 1.5}, 'discount: is not always within [0, 1]'),
     ({'is_legal': False}, "observation['action_mask']: no action is legal at 75% of steps"),
     ({'last': 6}, 'wrappers.TimeLimit would; it has not ended at step 5 when'),
   ],
 )
-def test_broken_environment_is_refused_by_random_actions(wrong, words):
+def test_wrong_values_are_refused_by_random_actions(wrong, words):
   env = Faulty(**wrong)
   environment.check(env)
+  check = functools.partial(wrappers.check_values, env, jax.random.key(0), num_envs=2, num_steps=8)
+  if words is None:
+    assert check() == []
+    return
   with pytest.raises(ValueError) as error:
-    wrappers.check_values(env, jax.random.key(0), num_envs=2, num_steps=8)
+    check()
   assert words in str(error.value)
 
 
@@ -403,3 +356,28 @@ def test_gymnasium_instance_without_a_spec_is_refused():
   env.spec = None
   with pytest.raises(ValueError, match=r'is one instance, .*; give its class, or a function'):
     environments.register(env)
+
+
+@pytest.mark.parametrize(
+  'spec, field',
+  [
+    (environment.ViewSpec((2,), np.float32, 0.0, 1.0, np.cos), 'view'),
+    (environment.BoardSpec((24,), np.float32, (2, 3, 4)), 'board_shape'),
+    (
+      environment.VitalsSpec(
+        (2,), np.float32, 0.0, 1.0, [environment.Vital('food', 1)], are_paid=True
+      ),
+      'vitals',
+    ),
+  ],
+)
+def test_copied_spec_keeps_its_own_field(spec, field):
+  for copy in (pickle.loads(pickle.dumps(spec)), spec.replace(name='other')):
+    assert type(copy) is type(spec) and copy == spec
+    assert getattr(copy, field) == getattr(spec, field)
+    assert getattr(copy, 'are_paid', True)
+
+
+def test_board_larger_than_its_vector_is_rejected():
+  with pytest.raises(ValueError, match=r'board_shape=\(2, 3, 4\)'):
+    environment.BoardSpec((23,), np.float32, (2, 3, 4))

@@ -79,19 +79,6 @@ def test_time_limit_truncates_and_does_not_terminate(limit, discount):
   ]
 
 
-def test_new_episode_differs_from_the_old_one():
-  env = wrappers.AutoReset(catch.Catch())
-
-  @jax.jit
-  def begin_anew(key):
-    state, _ = env.reset(key)
-    over, keys = state._replace(is_over=jnp.array(True)), jax.random.split(key, 64)
-    return jax.vmap(env.step, in_axes=(0, None, None))(keys, over, jnp.int32(0))
-
-  states, _ = begin_anew(jax.random.key(0))
-  assert set(states.env_state.ball_column.tolist()) == {0, 1, 2, 3, 4}
-
-
 @pytest.fixture(scope='module')
 def played():
   """(which of ten environments are over) -> a step with resets of all, and one with resets in groups."""
@@ -133,22 +120,19 @@ def test_reference_returns_of_catch_are_exact():
   assert reference.random == pytest.approx(-0.6, abs=0.05)
 
 
-def test_random_actions_are_legal():
-  reference = wrappers.reference_returns(ScriptedCorridor(), num_episodes=64)
-  assert reference == wrappers.ReferenceReturns(random=3.0, scripted=6.0)
-
-
-def test_no_scripted_policy_gives_no_reference():
-  assert wrappers.reference_returns(Corridor()) is None
-
-
 def test_scripted_policy_no_better_than_random_gives_no_reference():
   class Aimless(Corridor):
     def scripted_action(self, state):
       del state
       return jnp.int32(1)
 
-  assert wrappers.reference_returns(Aimless()) is None
+  assert wrappers.reference_returns(Aimless()) is wrappers.reference_returns(Corridor()) is None
+
+
+def test_scores_are_0_for_legal_random_actions_and_1_for_the_script():
+  reference = wrappers.reference_returns(ScriptedCorridor(), num_episodes=64)
+  assert reference == wrappers.ReferenceReturns(random=3.0, scripted=6.0)
+  assert [wrappers.normalised_score(x, reference) for x in (3.0, 6.0, 4.5)] == [0.0, 1.0, 0.5]
 
 
 def test_episode_beyond_max_steps_is_rejected():
@@ -165,13 +149,6 @@ def test_score_by_an_unknown_metric_is_rejected():
 
   with pytest.raises(ValueError, match="scored_by='distance'"):
     wrappers.reference_returns(Misnamed())
-
-
-def test_normalised_score_is_0_for_random_and_1_for_scripted():
-  reference = wrappers.ReferenceReturns(random=-1.0, scripted=3.0)
-  assert wrappers.normalised_score(-1.0, reference) == 0.0
-  assert wrappers.normalised_score(3.0, reference) == 1.0
-  assert wrappers.normalised_score(1.0, reference) == 0.5
 
 
 def test_continuous_random_actions_fill_their_bounds():
@@ -197,9 +174,3 @@ def test_several_random_choices_are_uniform_among_the_legal():
       among = actions[actions[:, 0] == choice, 1]
       np.testing.assert_allclose(len(among) / 512, 1 / len(first), atol=0.09)
       np.testing.assert_allclose(among.mean(), 0.5, atol=0.15)  # independent of the other
-
-
-def test_unbounded_random_actions_are_rejected():
-  spec = specs.BoundedArray((), np.float32, -np.inf, np.inf)
-  with pytest.raises(ValueError, match='infinite bounds'):
-    wrappers.random_action(jax.random.key(0), spec, jnp.zeros(()))

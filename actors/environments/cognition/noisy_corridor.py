@@ -16,21 +16,15 @@ CELL_PIXELS = 16
 
 
 class State(flax.struct.PyTreeNode):
-  """State of one corridor.
+  """State of one corridor."""
 
-  Attributes:
-    place: [] int32, the agent's cell, counted from the left.
-    pixels: [num_pixels] float32, observed in that cell at this step.
-    step_count: [] int32, steps since the reset.
-  """
-
-  place: jax.Array
-  pixels: jax.Array
-  step_count: jax.Array
+  place: jax.Array  # [] int32, the agent's cell, counted from the left
+  pixels: jax.Array  # [num_pixels] float32, observed in that cell at this step
+  step_count: jax.Array  # [] int32, steps since the reset
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NoisyCorridor(environment.Environment):
+class NoisyCorridor(environment.DiscreteEnvironment):
   """The noisy television: in some cells the pixels are random at each step, elsewhere they are 0.
 
   Burda et al. (2018), "Large-scale study of curiosity-driven learning", section 4.2. In a noisy cell
@@ -41,26 +35,19 @@ class NoisyCorridor(environment.Environment):
   The observation is [length + num_pixels] float32: the agent's place, one-hot, and the pixels, each 0
   or 1, or standard normal. With normal pixels the spec has no bounds, so agents read all numbers,
   also of the place, as unbounded. The metric `at_noise` of an episode is its share of steps in noisy cells.
-
-  Attributes:
-    length: number of cells.
-    first_noisy: the leftmost noisy cell.
-    num_noisy: number of adjacent noisy cells.
-    num_pixels: number of pixels, each random in a noisy cell.
-    pixels: distribution of the noise: 'binary', 1 with probability 1/2, or 'normal'.
-    open_cells: number of cells, counted from the left, that the agent can enter; None for all.
-    max_steps: time limit.
   """
 
-  length: int = 20
-  first_noisy: int = 8
-  num_noisy: int = 4
-  num_pixels: int = 8
-  pixels: str = 'binary'
+  length: int = 20  # number of cells
+  first_noisy: int = 8  # the leftmost noisy cell
+  num_noisy: int = 4  # number of adjacent noisy cells
+  num_pixels: int = 8  # number of pixels, each random in a noisy cell
+  pixels: str = 'binary'  # distribution of the noise: 'binary', 1 with probability 1/2, or 'normal'
+  # number of cells, counted from the left, that the agent can enter; None for all
   open_cells: int | None = None
-  max_steps: int = 64
+  max_steps: int = 64  # time limit
 
   metrics: ClassVar[dict[str, str]] = {'at_noise': 'mean'}
+  action_names: ClassVar[tuple[str, ...]] = ('left', 'stay', 'right')
 
   def __post_init__(self):
     def check(fine: bool, name: str, remedy: str):
@@ -68,9 +55,7 @@ class NoisyCorridor(environment.Environment):
         raise ValueError(f'environment.{name}={getattr(self, name)}: {remedy}')
 
     check(self.pixels in ('binary', 'normal'), 'pixels', "choose 'binary' or 'normal'")
-    check(self.length >= 2, 'length', 'a corridor needs at least 2 cells')
-    for name in ('num_noisy', 'num_pixels', 'max_steps'):
-      check(getattr(self, name) >= 1, name, 'must be at least 1')
+    self._check_least(length=2, num_noisy=1, num_pixels=1, max_steps=1)
     most = self.length - self.num_noisy
     remedy = f'from 0 to {most}, so that {self.num_noisy} noisy cells end within the corridor'
     check(0 <= self.first_noisy <= most, 'first_noisy', remedy)
@@ -87,19 +72,11 @@ class NoisyCorridor(environment.Environment):
       return specs.Array(shape, np.float32, 'place_and_pixels')
     return specs.BoundedArray(shape, np.float32, 0.0, 1.0, 'place_and_pixels')
 
-  @property
-  def action_spec(self) -> specs.DiscreteArray:
-    return specs.DiscreteArray(3, np.int32, 'left_stay_right')
-
-  @property
-  def action_names(self) -> tuple[str, ...]:
-    return ('left', 'stay', 'right')
-
   def reset(self, key: chex.PRNGKey) -> tuple[State, environment.TimeStep]:
     place_key, pixels_key = jax.random.split(key)
     place = jax.random.randint(place_key, (), 0, self._num_open)
     state = State(place, self._pixels(pixels_key, place), jnp.zeros((), jnp.int32))
-    return state, environment.restart(self._observe(state), {'at_noise': 0.0})
+    return state, environment.restart(self.observe(state), {'at_noise': 0.0})
 
   def step(
     self, key: chex.PRNGKey, state: State, action: jax.Array
@@ -111,13 +88,10 @@ class NoisyCorridor(environment.Environment):
       environment.truncation,
       environment.transition,
       0.0,
-      self._observe(state),
+      self.observe(state),
       {'at_noise': self._is_noisy(place)},
     )
     return state, timestep
-
-  def render(self, state: State) -> np.ndarray:
-    return self.draw(self._observe(state))
 
   def draw(self, observation: environment.Observation) -> np.ndarray:
     """Draws the agent in white on a black line of cells, above the pixels."""
@@ -138,5 +112,5 @@ class NoisyCorridor(environment.Environment):
   def _is_noisy(self, place: jax.Array) -> jax.Array:
     return (place >= self.first_noisy) & (place < self.first_noisy + self.num_noisy)
 
-  def _observe(self, state: State) -> jax.Array:
+  def observe(self, state: State) -> jax.Array:
     return jnp.concatenate([jax.nn.one_hot(state.place, self.length), state.pixels])

@@ -3,8 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hephaestus.actors import environments
-from hephaestus.actors.environments import errands, wrappers
+from hephaestus.actors.environments.cognition import errands
 
 ENV = errands.Errands()
 IN_ORDER = (0, 1, 2, 3, 4, 5, 6, 7)
@@ -105,26 +104,12 @@ def test_order_is_no_rotation(episodes):
   assert 0.15 < again < 0.4
 
 
-def test_time_limit_truncates():
-  _, timesteps = outcomes(state_of(step_count=48), 0)
-  assert not timesteps.last().any()
-  _, timesteps = outcomes(state_of(step_count=49), 0)
-  assert timesteps.last().all()
-  assert (timesteps.discount == 1).all() and (timesteps.reward == -1).all()
-
-
 def test_observation_has_a_leaf_for_each_errand():
   _, timesteps = outcomes(state_of((0, 1, 2, 4, 5, 6, 7, 8)), 0)
   observation = jax.tree.map(lambda x: x[:1], timesteps.observation)
   assert sorted(observation) == [f'errand_{index}' for index in range(8)]
   assert observation['errand_1'].tolist() == [[0, 0, 1, 0, 0]]
   assert observation['errand_7'].tolist() == [[7 / 8, 0, 0, 1, 0]]
-
-
-def test_score_is_between_random_and_always_right():
-  reference = wrappers.reference_returns(ENV, num_episodes=512)
-  assert reference.scripted == 50
-  assert reference.random == pytest.approx(-25, abs=1.5)
 
 
 def test_frame_shows_the_button_at_the_countdown():
@@ -134,13 +119,3 @@ def test_frame_shows_the_button_at_the_countdown():
   for errand, column in enumerate((0, 1, 2, 4, 5, 6, 7, 8)):
     assert centre(errand, column) == errands.COLOURS[WANTED[errand]]
   assert centre(1, 0) == errands.DUE and centre(0, 1) == errands.EMPTY
-
-
-def test_a_prediction_beyond_the_bounds_is_drawn():
-  predicted = {name: np.full(5, 1.2, np.float32) for name in errands.NAMES}
-  assert ENV.draw(predicted).shape == (128, 144, 3)
-
-
-def test_invalid_options_are_rejected():
-  with pytest.raises(ValueError, match=r'environment\.max_steps=0: at least 1 is needed'):
-    environments.make('errands', max_steps=0)

@@ -1,6 +1,7 @@
 """Rooms: a name on the wall and four doors, one of which is rewarded; to test episodic memory."""
 
 import dataclasses
+from typing import ClassVar
 
 import chex
 import flax.struct
@@ -20,23 +21,16 @@ NAME_ROWS = 4
 
 
 class State(flax.struct.PyTreeNode):
-  """State of a stream: the consecutive episodes of one environment, of one choice each.
+  """State of a stream: the consecutive episodes of one environment, of one choice each."""
 
-  Attributes:
-    stream: [] uint32, random seed of the stream's fresh rooms.
-    choices: [] int32, number of choices made in this stream so far.
-    name: [] uint32 below 2^24, name of the current room.
-    opened: [] int32, door that was opened, 0 to 3; -1 before the choice.
-  """
-
-  stream: jax.Array
-  choices: jax.Array
-  name: jax.Array
-  opened: jax.Array
+  stream: jax.Array  # [] uint32, random seed of the stream's fresh rooms
+  choices: jax.Array  # [] int32, number of choices made in this stream so far
+  name: jax.Array  # [] uint32 below 2^24, name of the current room
+  opened: jax.Array  # [] int32, door that was opened, 0 to 3; -1 before the choice
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Rooms(environment.Environment):
+class Rooms(environment.DiscreteEnvironment):
   """Each episode is one choice in one room: the reward is 1 for the right door of four, else 0.
 
   The right door is a hash of the room's name, so an agent can only learn it in that room. At first,
@@ -51,33 +45,20 @@ class Rooms(environment.Environment):
 
   The observation is [28] bool: the 24 bits of the name, and the opened door, one-hot; before the choice
   all doors are False.
-
-  Attributes:
-    num_rooms: number of rooms before `fresh_after`.
-    fresh_after: number of choices after which a stream enters fresh rooms; 0: never.
-    fresh_rooms: number of fresh rooms that a stream visits in turn.
   """
 
-  num_rooms: int = 1024
-  fresh_after: int = 0
-  fresh_rooms: int = 64
+  num_rooms: int = 1024  # number of rooms before `fresh_after`
+  fresh_after: int = 0  # number of choices after which a stream enters fresh rooms; 0: never
+  fresh_rooms: int = 64  # number of fresh rooms that a stream visits in turn
+
+  action_names: ClassVar[tuple[str, ...]] = ('first', 'second', 'third', 'fourth')
 
   def __post_init__(self):
-    for field, least in {'num_rooms': 1, 'fresh_after': 0, 'fresh_rooms': 1}.items():
-      if getattr(self, field) < least:
-        raise ValueError(f'environment.{field}={getattr(self, field)}: must be at least {least}')
+    self._check_least(num_rooms=1, fresh_after=0, fresh_rooms=1)
 
   @property
   def observation_spec(self) -> specs.BoundedArray:
     return specs.BoundedArray((NAME_BITS + NUM_DOORS,), bool, False, True, 'name_and_door')
-
-  @property
-  def action_spec(self) -> specs.DiscreteArray:
-    return specs.DiscreteArray(NUM_DOORS, np.int32, 'door')
-
-  @property
-  def action_names(self) -> tuple[str, ...]:
-    return ('first', 'second', 'third', 'fourth')
 
   @property
   def max_steps(self) -> int:
@@ -98,17 +79,10 @@ class Rooms(environment.Environment):
     choices = state.choices + (state.opened < 0)
     state = state.replace(choices=choices, opened=jnp.asarray(action, jnp.int32))
     reward = jnp.where(action == right_door(state.name), 1.0, 0.0)
-    return state, environment.termination(reward, self._observe(state))
+    return state, environment.termination(reward, self.observe(state))
 
   def visit(self, choices: jax.Array | int) -> jax.Array | int:
-    """Number of the visit of a fresh room at a stream's next choice, 1 to VISITS.
-
-    Args:
-      choices: number of choices made in the stream so far.
-
-    Returns:
-      The number; 0 while the stream is not in fresh rooms.
-    """
+    """Number of the visit of a fresh room, 1 to VISITS, after so many choices; 0 for no fresh room."""
     if not self.fresh_after:
       return 0 * choices
     beyond = choices - self.fresh_after
@@ -119,7 +93,7 @@ class Rooms(environment.Environment):
 
   def render(self, state: State) -> np.ndarray:
     """Renders the room; the opened door is green if it was right, else red."""
-    frame = self.draw(self._observe(state))
+    frame = self.draw(self.observe(state))
     if state.opened < 0:
       return frame
     hidden = [0, 2] if state.opened == right_door(state.name) else [1, 2]
@@ -149,9 +123,9 @@ class Rooms(environment.Environment):
       room = jnp.where(beyond >= 0, fresh, room)
     name = scramble(room) >> (32 - NAME_BITS)
     state = State(stream, choices, name, jnp.full((), -1, jnp.int32))
-    return state, environment.restart(self._observe(state))
+    return state, environment.restart(self.observe(state))
 
-  def _observe(self, state: State) -> jax.Array:
+  def observe(self, state: State) -> jax.Array:
     name = (state.name >> jnp.arange(NAME_BITS, dtype=jnp.uint32)) & 1
     return jnp.concatenate([name == 1, jnp.arange(NUM_DOORS) == state.opened])
 

@@ -1,6 +1,7 @@
 """Oasis: eat, drink and rest in time, and keep away from the predator. All rewards are 0."""
 
 import dataclasses
+from typing import ClassVar
 
 import chex
 import flax.struct
@@ -39,28 +40,19 @@ COLOURS = {  # the colour-blind safe palette of Okabe and Ito
 
 
 class State(flax.struct.PyTreeNode):
-  """State of one environment.
+  """State of one environment."""
 
-  Attributes:
-    places: [5, 2] int32, row and column of agent, predator, food, water and den.
-    left: [3] int32, steps left until food, water and energy are 0, unless they are restored.
-    step_count: [] int32, steps since the reset.
-  """
-
-  places: jax.Array
+  places: jax.Array  # [5, 2] int32, row and column of agent, predator, food, water and den
+  # [3] int32, steps left until food, water and energy are 0, unless they are restored
   left: jax.Array
-  step_count: jax.Array
+  step_count: jax.Array  # [] int32, steps since the reset
 
 
 def offsets(places: jax.Array) -> jax.Array:
-  """View of an observation's places: offsets from the agent. See `environment.ViewSpec`.
+  """View of an observation's places, [10] float32, see `environment.ViewSpec`.
 
-  Args:
-    places: [10] float32, see `Oasis`.
-
-  Returns:
-    [4 * 2 * 17] float32: for predator, food, water and den, the offset from the agent in rows and in
-    columns, one-hot.
+  It has [4 * 2 * 17] float32: for predator, food, water and den, the offset from the agent in rows and in
+  columns, one-hot.
   """
   places = places.reshape(5, 2) * (SIZE - 1)
   offset = places[1:] - places[0]
@@ -69,7 +61,7 @@ def offsets(places: jax.Array) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Oasis(environment.Environment):
+class Oasis(environment.DiscreteEnvironment):
   """A square of 9 by 9 cells with food, water, a den and a predator; staying alive is the task.
 
   Actions are up, down, left, right and stay. The vitals food, water and energy fall by 1/60, 1/40 and
@@ -88,22 +80,18 @@ class Oasis(environment.Environment):
 
   Rewards are 0 by default. Two options add rewards for survival: baselines for agents that make their
   own intrinsic rewards of the vitals.
-
-  Attributes:
-    max_steps: time limit.
-    alive_reward: reward of each step that the agent survives.
-    level_bonus: reward of each such step for each vital above 0.5, and minus that for each below 0.3.
-    image: whether the cells are observed as an image in place of numbers.
   """
 
-  max_steps: int = 500
-  alive_reward: float = 0.0
+  max_steps: int = 500  # time limit
+  alive_reward: float = 0.0  # reward of each step that the agent survives
+  # reward of each such step for each vital above 0.5, and minus that for each below 0.3
   level_bonus: float = 0.0
-  image: bool = False
+  image: bool = False  # whether the cells are observed as an image in place of numbers
+
+  action_names: ClassVar[tuple[str, ...]] = ('up', 'down', 'left', 'right', 'stay')
 
   def __post_init__(self):
-    if self.max_steps < 1:
-      raise ValueError(f'environment.max_steps={self.max_steps}: at least 1 is needed')
+    self._check_least(max_steps=1)
 
   @property
   def observation_spec(self) -> dict[str, specs.Array]:
@@ -123,14 +111,6 @@ class Oasis(environment.Environment):
     }
 
   @property
-  def action_spec(self) -> specs.DiscreteArray:
-    return specs.DiscreteArray(5, np.int32, 'up_down_left_right_stay')
-
-  @property
-  def action_names(self) -> tuple[str, ...]:
-    return ('up', 'down', 'left', 'right', 'stay')
-
-  @property
   def scored_by(self) -> str:
     return 'length'
 
@@ -145,7 +125,7 @@ class Oasis(environment.Environment):
       left=jnp.asarray(MOST),
       step_count=jnp.zeros((), jnp.int32),
     )
-    return state, environment.restart(self._observe(state))
+    return state, environment.restart(self.observe(state))
 
   def step(
     self, key: chex.PRNGKey, state: State, action: jax.Array
@@ -169,16 +149,10 @@ class Oasis(environment.Environment):
       step_count=state.step_count + 1,
     )
     is_dead = is_caught | (state.left == 0).any()
-    time_is_up = state.step_count >= self.max_steps
     vitals = state.left / MOST
     bonus = jnp.sum((vitals > HIGH).astype(jnp.float32) - (vitals < LOW))
-    timestep = jax.lax.switch(
-      jnp.where(is_dead, 2, time_is_up.astype(jnp.int32)),
-      (environment.transition, environment.truncation, environment.termination),
-      jnp.where(is_dead, 0.0, self.alive_reward + self.level_bonus * bonus),
-      self._observe(state),
-    )
-    return state, timestep
+    reward = jnp.where(is_dead, 0.0, self.alive_reward + self.level_bonus * bonus)
+    return self._stepped(state, reward, is_dead)
 
   def scripted_action(self, state: State) -> jax.Array:
     """Walks to the source of the vital that runs out first; stays in the den while none is urgent.
@@ -208,14 +182,8 @@ class Oasis(environment.Environment):
     costs = (cost + enter)[cells[:, 0], cells[:, 1]] + jnp.where(may_be_caught, 1000.0, 0.0)
     return jnp.argmin(costs).astype(jnp.int32)
 
-  def render(self, state: State) -> np.ndarray:
-    return self.draw(self._observe(state))
-
   def draw(self, observation: environment.Observation) -> np.ndarray:
-    """Draws den, water and food as tiles, predator and agent as discs, and the vitals as bars.
-
-    An image is drawn as it is, enlarged.
-    """
+    """Draws the board, or the image enlarged, and the vitals as bars below."""
     board = self._draw_image(observation) if self.image else self._draw_places(observation)
     bars = np.full((3 * BAR_PIXELS, SIZE * CELL_PIXELS, 3), LINE, np.uint8)
     width = SIZE * CELL_PIXELS
@@ -243,7 +211,7 @@ class Oasis(environment.Environment):
         pixels[row, :, column][disc] = COLOURS[thing]
     return pixels.reshape(SIZE * CELL_PIXELS, SIZE * CELL_PIXELS, 3)
 
-  def _observe(self, state: State) -> dict[str, jax.Array]:
+  def observe(self, state: State) -> dict[str, jax.Array]:
     vitals = (state.left / MOST).astype(jnp.float32)
     if self.image:
       return {'image': _image(state.places), 'vitals': vitals}
@@ -263,12 +231,7 @@ def _image(places: jax.Array) -> jax.Array:
 
 
 def _free_cell(bits: jax.Array, occupied: jax.Array) -> jax.Array:
-  """A cell, [] int32, uniform over all but the occupied ones.
-
-  Args:
-    bits: [] uint32, random.
-    occupied: [n] int32, distinct cells.
-  """
+  """A cell, [] int32, uniform over all but n occupied ones, which are distinct, by random bits, [] uint32."""
   cell = (bits % (SIZE**2 - len(occupied))).astype(jnp.int32)
   free_before = occupied - jnp.sum(occupied < occupied[:, None], axis=-1)
   return cell + jnp.sum(free_before <= cell)

@@ -3,8 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hephaestus.actors import environments
-from hephaestus.actors.environments import rooms, wrappers
+from hephaestus.actors.environments import wrappers
+from hephaestus.actors.environments.cognition import rooms
 
 
 def stream(env, num_choices, seed=0):
@@ -87,9 +87,3 @@ def test_frame_shows_whether_the_opened_door_was_right(opened):
     colours.append(frame[80, 24 * int(action) + 12].tolist())
   assert colours == [[0, 255, 0], [255, 0, 0]]
   assert env.render(state).shape == (96, 96, 3)
-
-
-@pytest.mark.parametrize('option', ['num_rooms', 'fresh_rooms'])
-def test_impossible_options_are_refused_by_name(option):
-  with pytest.raises(ValueError, match=rf'environment\.{option}=0: must be at least 1'):
-    environments.make('rooms', **{option: 0})

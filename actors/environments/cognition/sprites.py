@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from typing import ClassVar
 
 import chex
 import flax.struct
@@ -37,25 +38,19 @@ PIXELS = 8  # enlargement of a pixel in a frame
 
 
 class State(flax.struct.PyTreeNode):
-  """State of one environment with N objects, of which the first is the wanted one.
+  """State of one environment with N objects, of which the first is the wanted one."""
 
-  Attributes:
-    pairs: [N] int32, colour and shape of each object, as an index of PAIRS.
-    cells: [1 + N] int32, cells of the agent and of the objects, numbered in row-major order; the sign
-      is in cell 0.
-    offsets: [N, 2] int32, offset of each object from its cell's corner in rows and columns, 0 or 1
-      pixel.
-    step_count: [] int32, steps since the reset.
-  """
-
-  pairs: jax.Array
+  pairs: jax.Array  # [N] int32, colour and shape of each object, as an index of PAIRS
+  # [1 + N] int32, cells of the agent and of the objects, numbered in row-major order; the sign is
+  # in cell 0
   cells: jax.Array
+  # [N, 2] int32, offset of each object from its cell's corner in rows and columns, 0 or 1 pixel
   offsets: jax.Array
-  step_count: jax.Array
+  step_count: jax.Array  # [] int32, steps since the reset
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sprites(environment.Environment):
+class Sprites(environment.DiscreteEnvironment):
   """An image of 16 by 16 pixels with objects, a sign that shows one of them, and the agent.
 
   The square has 4 by 4 cells of 4 by 4 pixels. The sign, top left, shows the colour and shape of the
@@ -70,36 +65,24 @@ class Sprites(environment.Environment):
   one of these four, and the other objects are of any pairs.
 
   The observation is [16, 16, 3] uint8.
-
-  Attributes:
-    num_objects: N, number of objects, from 1 to 12.
-    held_out: whether the wanted object is of a held-out pair, to test generalisation.
-    max_steps: time limit.
   """
 
-  num_objects: int = 3
-  held_out: bool = False
-  max_steps: int = 25
+  num_objects: int = 3  # N, number of objects, from 1 to 12
+  held_out: bool = False  # whether the wanted object is of a held-out pair, to test generalisation
+  max_steps: int = 25  # time limit
+
+  action_names: ClassVar[tuple[str, ...]] = ('up', 'down', 'left', 'right')
 
   def __post_init__(self):
     if not 1 <= self.num_objects <= NUM_PAIRS - len(COLOURS):
       raise ValueError(
         f'environment.num_objects={self.num_objects}: choose from 1 to {NUM_PAIRS - len(COLOURS)}'
       )
-    if self.max_steps < 1:
-      raise ValueError(f'environment.max_steps={self.max_steps}: at least 1 is needed')
+    self._check_least(max_steps=1)
 
   @property
   def observation_spec(self) -> specs.BoundedArray:
     return specs.BoundedArray((WIDTH, WIDTH, 3), np.uint8, 0, 255, 'image')
-
-  @property
-  def action_spec(self) -> specs.DiscreteArray:
-    return specs.DiscreteArray(len(MOVES), np.int32, 'up_down_left_right')
-
-  @property
-  def action_names(self) -> tuple[str, ...]:
-    return ('up', 'down', 'left', 'right')
 
   def reset(self, key: chex.PRNGKey) -> tuple[State, environment.TimeStep]:
     pair_bits, cell_bits, offset_bits = jax.random.bits(key, (3, NUM_PAIRS), jnp.uint32)
@@ -109,7 +92,7 @@ class Sprites(environment.Environment):
       offsets=(offset_bits[: self.num_objects, None] >> jnp.arange(2) & 1).astype(jnp.int32),
       step_count=jnp.zeros((), jnp.int32),
     )
-    return state, environment.restart(_observe(state))
+    return state, environment.restart(self.observe(state))
 
   def _pairs(self, bits: jax.Array) -> jax.Array:
     """[N] int32, different random pairs, the wanted one first.
@@ -132,14 +115,7 @@ class Sprites(environment.Environment):
     touched = state.cells[1:] == cell
     state = state.replace(cells=state.cells.at[0].set(cell), step_count=state.step_count + 1)
     reward = jnp.where(touched[0], 1.0, jnp.where(touched.any(), -1.0, 0.0))
-    observation = _observe(state)
-    timestep = jax.lax.switch(
-      jnp.where(touched.any(), 0, jnp.where(state.step_count >= self.max_steps, 1, 2)),
-      [environment.termination, environment.truncation, environment.transition],
-      reward,
-      observation,
-    )
-    return state, timestep
+    return self._stepped(state, reward, touched.any())
 
   def scripted_action(self, state: State) -> jax.Array:
     """The first action of a shortest path to the wanted object that touches no other object."""
@@ -158,22 +134,29 @@ class Sprites(environment.Environment):
       jnp.int32
     )
 
-  def render(self, state: State) -> np.ndarray:
-    return self.draw(_observe(state))
-
   def draw(self, observation: environment.Observation) -> np.ndarray:
     """The image with each pixel enlarged to 8 by 8, [128, 128, 3] uint8."""
     image = np.asarray(observation).clip(0, 255).astype(np.uint8)
     return image.repeat(PIXELS, axis=0).repeat(PIXELS, axis=1)
 
+  def observe(self, state: State) -> jax.Array:
+    """The image of a state, [16, 16, 3] uint8."""
+    # Colours of one number each: XLA's CPU is slow on axes of 3.
+    colours = jnp.asarray(_packed(COLOURS))[state.pairs // len(SHAPES)]
+    sign, agent = _packed(np.array([SIGN, AGENT]))
+    ground, front, *objects = _parts(state)
+    image = jnp.where(ground, sign, jnp.zeros((WIDTH, WIDTH), jnp.uint32))
+    for part, colour in zip(objects, colours, strict=True):
+      image = jnp.where(part, colour, image)
+    image = jnp.where(front, agent, image)
+    shown = _bitmaps(state.pairs[:1], jnp.zeros((1, 2), jnp.int32))[0]
+    shown = jnp.pad(shown, (0, WIDTH - CELL))
+    image = jnp.where(shown, colours[0], image)
+    return jax.lax.bitcast_convert_type(image, jnp.uint8)[..., :3]
+
 
 def segments(state: State) -> jax.Array:
-  """Ground-truth segmentation of the observation of a state, to evaluate a predicted one.
-
-  Returns:
-    [16, 16] int32, the part that each pixel shows: 0 the background, 1 the sign, 2 the agent, 3 + i
-    object i.
-  """
+  """Ground truth of a segmentation, [16, 16] int32: 0 background, 1 sign, 2 agent, 3 + i object i."""
   parts = _parts(state)
   return jnp.argmax(jnp.concatenate([~parts.any(0)[None], parts]), axis=0).astype(jnp.int32)
 
@@ -217,22 +200,6 @@ def _bitmaps(pairs: jax.Array, offsets: jax.Array) -> jax.Array:
     table[:, row, column, row : row + side, column : column + side] = SHAPES
   row, column = offsets.T
   return jnp.asarray(table)[pairs % len(SHAPES), row, column]
-
-
-def _observe(state: State) -> jax.Array:
-  """The image of a state, [16, 16, 3] uint8."""
-  # Colours of one number each: XLA's CPU is slow on axes of 3.
-  colours = jnp.asarray(_packed(COLOURS))[state.pairs // len(SHAPES)]
-  sign, agent = _packed(np.array([SIGN, AGENT]))
-  ground, front, *objects = _parts(state)
-  image = jnp.where(ground, sign, jnp.zeros((WIDTH, WIDTH), jnp.uint32))
-  for part, colour in zip(objects, colours, strict=True):
-    image = jnp.where(part, colour, image)
-  image = jnp.where(front, agent, image)
-  shown = _bitmaps(state.pairs[:1], jnp.zeros((1, 2), jnp.int32))[0]
-  shown = jnp.pad(shown, (0, WIDTH - CELL))
-  image = jnp.where(shown, colours[0], image)
-  return jax.lax.bitcast_convert_type(image, jnp.uint8)[..., :3]
 
 
 def _packed(colours: np.ndarray) -> np.ndarray:

@@ -1,13 +1,13 @@
 """Ice: half of the ground is slippery, and an agent in a pit cannot leave it; to test empowerment."""
 
 import dataclasses
+from typing import ClassVar
 
 import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from dm_env import specs
 
 from hephaestus.actors.environments import environment
 
@@ -28,28 +28,19 @@ PIT, DISC = (60, 60, 66), (213, 94, 0)
 
 
 class State(flax.struct.PyTreeNode):
-  """State of one environment.
+  """State of one environment."""
 
-  Attributes:
-    places: [3, 2] int32, row and column of the agent, the pit on ice and the pit on firm ground.
-    side: [] int32, side of the square at which the ice is: UP, DOWN, LEFT or RIGHT.
-    step_count: [] int32, steps since the reset.
-  """
-
+  # [3, 2] int32, row and column of the agent, the pit on ice and the pit on firm ground
   places: jax.Array
-  side: jax.Array
-  step_count: jax.Array
+  side: jax.Array  # [] int32, side of the square at which the ice is: UP, DOWN, LEFT or RIGHT
+  step_count: jax.Array  # [] int32, steps since the reset
 
 
 def around(observation: jax.Array) -> jax.Array:
-  """View of an observation, see `environment.ViewSpec`: offsets of the pits, and ice around the agent.
+  """View of an observation, [10] float32, see `environment.ViewSpec`: what is around the agent.
 
-  Args:
-    observation: [10] float32, see `Ice`.
-
-  Returns:
-    [2 * 2 * 17 + 5] float32: for each pit, its offset from the agent in rows and in columns, one-hot;
-    then for each of the five actions, whether the cell that it leads to without a slip is ice.
+  It has [2 * 2 * 17 + 5] float32: for both pits, the offset from the agent in rows and in columns, one-hot;
+  then for each of the five actions, whether the cell that it leads to without a slip is ice.
   """
   places, sides = _split(observation)
   levels = jnp.arange(1 - SIZE, SIZE, dtype=jnp.float32)
@@ -73,7 +64,7 @@ def is_firm(observation: jax.Array) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Ice(environment.Environment):
+class Ice(environment.DiscreteEnvironment):
   """A square of 9 by 9 cells, of which four lines at one side are ice; all rewards are 0.
 
   Actions are up, down, left, right and stay. On firm ground they have exactly that effect. In a cell of
@@ -89,33 +80,22 @@ class Ice(environment.Environment):
 
   The observation is [10] float32: row and column of agent, pit on ice and pit on firm ground,
   divided by 8; and the side of the ice (up, down, left, right), one-hot. Agents also read the view `around`.
-
-  Attributes:
-    slip: probability that an action in a cell of ice is replaced.
-    max_steps: time limit.
   """
 
-  slip: float = 0.9
-  max_steps: int = 100
+  slip: float = 0.9  # probability that an action in a cell of ice is replaced
+  max_steps: int = 100  # time limit
+
+  action_names: ClassVar[tuple[str, ...]] = ('up', 'down', 'left', 'right', 'stay')
 
   def __post_init__(self):
     if not 0 <= self.slip <= 1:
       raise ValueError(f'environment.slip={self.slip}: a probability from 0 to 1 is needed')
-    if self.max_steps < 1:
-      raise ValueError(f'environment.max_steps={self.max_steps}: at least 1 is needed')
+    self._check_least(max_steps=1)
 
   @property
   def observation_spec(self) -> environment.ViewSpec:
     shape = (NUM_COORDINATES + NUM_SIDES,)
     return environment.ViewSpec(shape, np.float32, 0.0, 1.0, around, 'places_and_side')
-
-  @property
-  def action_spec(self) -> specs.DiscreteArray:
-    return specs.DiscreteArray(5, np.int32, 'up_down_left_right_stay')
-
-  @property
-  def action_names(self) -> tuple[str, ...]:
-    return ('up', 'down', 'left', 'right', 'stay')
 
   def reset(self, key: chex.PRNGKey) -> tuple[State, environment.TimeStep]:
     side, ice, firm, start = jax.random.bits(key, (4,), jnp.uint32)
@@ -131,7 +111,7 @@ class Ice(environment.Environment):
     is_row = side <= DOWN
     places = jnp.stack([jnp.where(is_row, line, along), jnp.where(is_row, along, line)], axis=-1)
     state = State(places, side, jnp.zeros((), jnp.int32))
-    return state, environment.restart(self._observe(state))
+    return state, environment.restart(self.observe(state))
 
   def step(
     self, key: chex.PRNGKey, state: State, action: jax.Array
@@ -148,23 +128,12 @@ class Ice(environment.Environment):
       side=state.side,
       step_count=state.step_count + 1,
     )
-    timestep = jax.lax.cond(
-      state.step_count >= self.max_steps,
-      environment.truncation,
-      environment.transition,
-      0.0,
-      self._observe(state),
-    )
-    return state, timestep
+    return self._stepped(state, 0.0)
 
   def transition_probabilities(self, state: State) -> jax.Array:
-    """Distribution of the agent's next cell, for each current cell and action.
+    """P(next cell | cell, action), [81, 5, 81] float32, with cells in row-major order.
 
-    Args:
-      state: places of pits and ice; the agent's own place and the step count are not read.
-
-    Returns:
-      [81, 5, 81] float32, P(next cell | cell, action), with cells in row-major order.
+    It follows from the places of pits and ice in the state; the agent's own place is not read.
     """
     cells = CELLS.reshape(-1, 2)
     targets = np.clip(cells[:, None] + MOVES, 0, SIZE - 1) @ [SIZE, 1]
@@ -177,19 +146,14 @@ class Ice(environment.Environment):
     return jnp.where(is_pit[:, None, None], held, moved)
 
   def empowerment(self, state: State) -> jax.Array:
-    """One-step empowerment in each cell, in nats, for uniform actions.
+    """One-step empowerment in each cell, [9, 9] float32 in nats, for uniform actions.
 
       I(A; S' | s) = H[ mean_a P(S' | s, a) ] − mean_a H[ P(S' | s, a) ]
 
     The mutual information of the action A and the next cell S' of an agent in cell s (Klyubin et al.,
     2005, "Empowerment"), for uniform actions in place of the distribution that maximises it. H is the
-    entropy, and mean_a the mean over the five actions.
-
-    Args:
-      state: see `transition_probabilities`.
-
-    Returns:
-      [9, 9] float32: ln 5 = 1.609 on firm ground away from the edges, 0 in a pit.
+    entropy, and mean_a the mean over the five actions. It is ln 5 = 1.609 on firm ground away from the
+    edges, and 0 in a pit.
     """
     probabilities = self.transition_probabilities(state)
     entropy = lambda p: jax.scipy.special.entr(p).sum(-1)
@@ -204,9 +168,6 @@ class Ice(environment.Environment):
     distance = jnp.abs(cells[:, None] - jnp.stack(pits)).sum(-1).min(-1)
     risk = jnp.where(distance == 0, IN_PIT, jnp.where(distance == 1, BESIDE_PIT, 0.0))
     return jnp.where(lines[STAY] == 0, STAY, jnp.argmin(lines + risk)).astype(jnp.int32)
-
-  def render(self, state: State) -> np.ndarray:
-    return self.draw(self._observe(state))
 
   def draw(self, observation: environment.Observation) -> np.ndarray:
     """Draws firm ground and ice, the pits as dark squares, and the agent as a disc."""
@@ -224,7 +185,7 @@ class Ice(environment.Environment):
     pixels[row, :, column][disc] = DISC
     return pixels.reshape(SIZE * CELL_PIXELS, SIZE * CELL_PIXELS, 3)
 
-  def _observe(self, state: State) -> jax.Array:
+  def observe(self, state: State) -> jax.Array:
     places = state.places.reshape(-1).astype(jnp.float32) / (SIZE - 1)
     return jnp.concatenate([places, _one_hot(state.side)])
 
@@ -240,11 +201,9 @@ def _one_hot(side: jax.Array) -> jax.Array:
 
 
 def _lines_to_firm(cells: jax.Array, sides: jax.Array) -> jax.Array:
-  """Distance to firm ground, [...] float32: 0 on it, at most 4 on ice.
+  """Distance of cells, [..., 2], to firm ground, [...] float32: 0 on it, at most 4 on ice.
 
-  Args:
-    cells: [..., 2] rows and columns.
-    sides: [..., 4] where the ice is, one-hot.
+  The sides where the ice is, [..., 4], are one-hot.
   """
   row, column = cells[..., 0], cells[..., 1]
   from_side = jnp.stack([row, SIZE - 1 - row, column, SIZE - 1 - column], axis=-1)

@@ -1,6 +1,7 @@
 """Errands: eight countdowns, and the right button for the one that is due; to test attention."""
 
 import dataclasses
+from typing import ClassVar
 
 import chex
 import flax.struct
@@ -22,21 +23,16 @@ COLOURS = ((213, 94, 0), (0, 158, 115), (86, 180, 233), (204, 121, 167))  # of O
 
 
 class State(flax.struct.PyTreeNode):
-  """State of one environment.
+  """State of one environment."""
 
-  Attributes:
-    countdown: [8] int32, steps until each errand is due: different numbers from 0 to 8, one of them 0.
-    wanted: [8] int32, button of each errand, 0 to 3.
-    step_count: [] int32, steps since the reset.
-  """
-
+  # [8] int32, steps until each errand is due: different numbers from 0 to 8, one of them 0
   countdown: jax.Array
-  wanted: jax.Array
-  step_count: jax.Array
+  wanted: jax.Array  # [8] int32, button of each errand, 0 to 3
+  step_count: jax.Array  # [] int32, steps since the reset
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Errands(environment.Environment):
+class Errands(environment.DiscreteEnvironment):
   """At each step one errand of eight is due: the reward is 1 for pressing its button, else -1.
 
   Each errand has one of four buttons and a countdown, which falls by 1 a step. An errand that was due
@@ -47,30 +43,20 @@ class Errands(environment.Environment):
 
   An episode is truncated after `max_steps`. The observation is a dict of 'errand_0' to 'errand_7', each
   [5] float32: the countdown divided by 8, and the button, one-hot.
-
-  Attributes:
-    max_steps: time limit.
   """
 
-  max_steps: int = 50
+  max_steps: int = 50  # time limit
+
+  action_names: ClassVar[tuple[str, ...]] = ('first', 'second', 'third', 'fourth')
 
   def __post_init__(self):
-    if self.max_steps < 1:
-      raise ValueError(f'environment.max_steps={self.max_steps}: at least 1 is needed')
+    self._check_least(max_steps=1)
 
   @property
   def observation_spec(self) -> dict[str, specs.Array]:
     return {
       name: specs.BoundedArray((1 + NUM_BUTTONS,), np.float32, 0.0, 1.0, name) for name in NAMES
     }
-
-  @property
-  def action_spec(self) -> specs.DiscreteArray:
-    return specs.DiscreteArray(NUM_BUTTONS, np.int32, 'button')
-
-  @property
-  def action_names(self) -> tuple[str, ...]:
-    return ('first', 'second', 'third', 'fourth')
 
   def reset(self, key: chex.PRNGKey) -> tuple[State, environment.TimeStep]:
     bits = jax.random.bits(key, (NUM_ERRANDS,), jnp.uint32)
@@ -80,7 +66,7 @@ class Errands(environment.Environment):
       wanted=(bits % NUM_BUTTONS).astype(jnp.int32),
       step_count=jnp.zeros((), jnp.int32),
     )
-    return state, environment.restart(_observe(state))
+    return state, environment.restart(self.observe(state))
 
   def step(
     self, key: chex.PRNGKey, state: State, action: jax.Array
@@ -96,20 +82,10 @@ class Errands(environment.Environment):
       wanted=jnp.where(is_due, (bits // 2 % NUM_BUTTONS).astype(jnp.int32), state.wanted),
       step_count=state.step_count + 1,
     )
-    timestep = jax.lax.cond(
-      state.step_count >= self.max_steps,
-      environment.truncation,
-      environment.transition,
-      jnp.where(is_right, 1.0, -1.0),
-      _observe(state),
-    )
-    return state, timestep
+    return self._stepped(state, jnp.where(is_right, 1.0, -1.0))
 
   def scripted_action(self, state: State) -> jax.Array:
     return _wanted_now(state)
-
-  def render(self, state: State) -> np.ndarray:
-    return self.draw(_observe(state))
 
   def draw(self, observation: environment.Observation) -> np.ndarray:
     """Draws each errand as a line of cells: a tile in its button's colour at its countdown, 0 leftmost."""
@@ -123,6 +99,11 @@ class Errands(environment.Environment):
       pixels[index, 2:-1, column, 2:-1] = COLOURS[int(np.argmax(wanted))]
     return pixels.reshape(NUM_ERRANDS * CELL_PIXELS, -1, 3)
 
+  def observe(self, state: State) -> dict[str, jax.Array]:
+    countdown = state.countdown.astype(jnp.float32)[:, None] / LONGEST
+    wanted = (state.wanted[:, None] == jnp.arange(NUM_BUTTONS)).astype(jnp.float32)
+    return dict(zip(NAMES, jnp.concatenate([countdown, wanted], axis=-1), strict=True))
+
 
 NAMES = tuple(f'errand_{index}' for index in range(NUM_ERRANDS))
 
@@ -130,9 +111,3 @@ NAMES = tuple(f'errand_{index}' for index in range(NUM_ERRANDS))
 def _wanted_now(state: State) -> jax.Array:
   """The button of the errand that is due, [] int32."""
   return jnp.sum(jnp.where(state.countdown == 0, state.wanted, 0))
-
-
-def _observe(state: State) -> dict[str, jax.Array]:
-  countdown = state.countdown.astype(jnp.float32)[:, None] / LONGEST
-  wanted = (state.wanted[:, None] == jnp.arange(NUM_BUTTONS)).astype(jnp.float32)
-  return dict(zip(NAMES, jnp.concatenate([countdown, wanted], axis=-1), strict=True))

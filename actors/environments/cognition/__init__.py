@@ -1,0 +1,1 @@
+"""Environments that test one part of `agents/cognition` each."""
