@@ -34,9 +34,9 @@ from hephaestus.launch import records
 from hephaestus.launch.agents import dreamer as dreamer_record
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import metrics
+from hephaestus.launch.processes import jobs
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import variables
-from hephaestus.launch.processes import jobs
 from hephaestus.learner import devices as devices_lib
 from hephaestus.learner import dreamer_update, process
 from hephaestus.replay import columns as columns_lib

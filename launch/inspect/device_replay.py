@@ -42,24 +42,6 @@ def load(
   }
 
 
-def sequences(
-  folder: pathlib.Path, schema: experience.Sequence
-) -> tuple[experience.Sequence, np.ndarray]:
-  """Reads all sequences in the newest checkpoint; ValueError if nothing has been saved yet.
-
-  Args:
-    folder: folder of a fused run with replay.
-    schema: tree of shapes and dtypes of one sequence.
-
-  Returns:
-    The sequences, [S, ...] host arrays, and [S] their indices from the oldest to the newest. In this
-    order, the sequences of one unroll are adjacent, one for each environment in a fixed order.
-  """
-  stored = _restore(folder, schema).state.replay.buffer
-  slots = len(stored.storage.version)
-  return stored.storage, buffer_lib.newest(int(stored.inserted), slots, slots)
-
-
 def _restore(folder: pathlib.Path, schema: experience.Sequence) -> checkpoint.Restored:
   """Restores those fields of the stored sequences that `schema` contains."""
   number: Any = jax.ShapeDtypeStruct((), np.int32)
