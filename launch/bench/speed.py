@@ -422,10 +422,15 @@ def replay(config: launch_config.ExperimentConfig, *, stored: int, seconds: floa
         write()
       inserting = _repeat(write, _GROUP, seconds, pids)
     batches = reader.Reader(addresses, strata, schema, batch_size=BATCH)
+
+    def read() -> None:
+      if batches.get(timeout_seconds=60.0) is None:
+        raise RuntimeError('replay gave no batch within 60 s')
+
     with contextlib.closing(batches):
       for _ in range(4):  # that were prefetched
-        next(batches)
-      sampling = _repeat(lambda: next(batches), BATCH, seconds, pids)
+        read()
+      sampling = _repeat(read, BATCH, seconds, pids)
     for what, (rate, client, server) in (('insert', inserting), ('sample', sampling)):
       name = f'replay/{what}'
       figures += [
