@@ -92,8 +92,7 @@ class ExperimentConfig:
 
   Attributes:
     agent_name: name of the agent, as given to `--agent`; see `records.find_record`.
-    environment: key `name`: name of the environment; other keys: its options. In place of a number an option
-      may have a schedule, [[step, value], ...].
+    environment: key `name`: name of the environment; other keys: its options.
     agent: sizes and constants of the agent, of the class `config_class` of its record.
     replay: strata, replay ratio and servers of replay.
     learner: optimizers and periods of the learner, of the class `learner_class` of the agent's record.
@@ -216,24 +215,8 @@ class ExperimentConfig:
     """Environment steps that a sequence of T time steps adds, T - 1: adjacent ones share a time step."""
     return self.actor.sequence_length - 1
 
-  @property
-  def schedules(self) -> dict[str, list[tuple[int, Any]]]:
-    """Options of the environment that vary over the run, see `environments.schedules`."""
-    options = dict(self.environment)
-    return environments.schedules(options.pop('name'), options)
-
-  def at(self, environment_step: int) -> 'ExperimentConfig':
-    """The config with the value of each schedule at an environment step; itself without a schedule."""
-    values = {
-      option: [value for start, value in schedule if start <= environment_step][-1]
-      for option, schedule in self.schedules.items()
-    }
-    if not values:
-      return self
-    return dataclasses.replace(self, environment={**self.environment, **values})
-
   def make_environment(self):
-    """Makes the run's environment, with the last value of each schedule.
+    """Makes the run's environment.
 
     One that is stepped on the host is asked for its specs by the first call only, since an instance of
     it may be a program that starts slowly; the answers travel to the nodes with this config.
@@ -246,7 +229,7 @@ class ExperimentConfig:
     known = vars(self).get('_on_host')
     if known is not None:
       return known
-    options = dict(self.at(LARGEST).environment)
+    options = dict(self.environment)
     name = options.pop('name')
     environment = environments.make(name, **options)
     if isinstance(environment, host.HostEnvironment):

@@ -41,9 +41,7 @@ SECTIONS = {
     'evaluator/episode': '', 'actor/episode': '', 'learner/episode': '',
     'actor/explorer': '', 'learner/explorer': '',
   },
-  ENVIRONMENT: dict.fromkeys(
-    ('evaluator/', 'actor/environment/', 'learner/environment/', 'learner/option/'), ''
-  ),
+  ENVIRONMENT: dict.fromkeys(('evaluator/', 'actor/environment/', 'learner/environment/'), ''),
   'Cognition': {
     'learner/intrinsic/survival': 'reward of survival, replayed steps',
     'learner/intrinsic/empowerment': 'empowerment, share of the largest',
@@ -181,8 +179,7 @@ def _chart(key: str) -> Chart:
   if key.startswith('learner/workspace/'):
     last = last.replace('share ', 'workspace, share of steps with ')
   if section == ENVIRONMENT:  # the same metric, of evaluations and of training
-    of = {'evaluator/': ', evaluation', 'learner/option/': ', option'}
-    last += next((text for start, text in of.items() if key.startswith(start)), ', acting')
+    last += ', evaluation' if key.startswith('evaluator/') else ', acting'
   return Chart(key, section, SECTIONS[section].get(key) or last)
 
 

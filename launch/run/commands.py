@@ -70,7 +70,7 @@ def _config(request: request_lib.TrainRequest) -> int:
 
   with contextlib.redirect_stdout(sys.stderr):  # stdout is a file for --config
     config = request_lib.make_config(request)
-    options = dict(config.at(launch_config.LARGEST).environment)
+    options = dict(config.environment)
     environments.check(options.pop('name'), options)
   print(launch_config.to_commented_yaml(config), end='')
   return 0

@@ -199,8 +199,8 @@ class Prepared(NamedTuple):
 
   Attributes:
     config: config of the run.
-    parts: parts of the run, with the last value of each schedule of the environment.
-    program: program of the run, not yet compiled; with the first value of each schedule.
+    parts: parts of the run.
+    program: program of the run, not yet compiled.
     memory: estimated bytes that the program needs on each device.
     warning: text of a warning that it may not fit into memory; None if it should.
     stop: the first signal that asks to stop, while it is entered.
@@ -225,9 +225,8 @@ def prepare(config: launch_config.ExperimentConfig) -> Prepared:
   _prepare_process(config)
   began = time.monotonic()
   parts = parts_lib.make_parts(config)
-  stop, first = supervisor.Interrupts(_say_stopping), config.at(0)
-  of_first = parts if first is config else parts_lib.make_parts(first)
-  program = build(first, of_first, jax.local_devices(), lambda: stop.count > 0)
+  stop = supervisor.Interrupts(_say_stopping)
+  program = build(config, parts, jax.local_devices(), lambda: stop.count > 0)
   memory, available = program.memory(), _available_bytes(program.devices)
   config.record.check_memory(config, parts.trained, available)
   capacity = program.replay.capacity if program.replay else 0
@@ -262,15 +261,12 @@ def train(
     prepared.stop as stop,
     contextlib.closing(_Monitor(prepared, launch)) as monitor,
   ):
-    phases = _phases(prepared, monitor)
-    if not phases:
-      _compile(prepared, monitor)
+    _compile(prepared, monitor)
     is_on_host = isinstance(program, stepped.HostProgram)
     source = (stepped.Stepped if is_on_host else unrolled.Unrolled)(
       program,
       max_environment_steps=config.max_environment_steps,
       resume=unrolled.Resume(reset_moments, monitor.warn),
-      phases=phases,
     )
     loop = launch.make_loop(source, monitor.hooks)
     try:
@@ -380,30 +376,6 @@ def _compile(prepared: Prepared, monitor: _Monitor) -> None:
     f'{config.record.describe_update(config, program.update)}; '
     f'{len(devices)} x {devices[0].platform}, {num_bytes / 2**20:,.0f} MiB{of_device} compiled'
   )
-
-
-def _phases(prepared: Prepared, monitor: _Monitor) -> list[unrolled.Phase]:
-  """Phases of a run whose environment has options that vary; none if there are none."""
-  config, schedules = prepared.config, prepared.config.schedules
-  starts = sorted({step for schedule in schedules.values() for step, _ in schedule})
-
-  def phase_of(start: int) -> unrolled.Phase:
-    of_phase = config.at(start)
-    options = {option: of_phase.environment[option] for option in schedules}
-
-    def make_program() -> unrolled.FusedProgram:
-      if not start:
-        return prepared.program
-      return build(of_phase, parts_lib.make_parts(of_phase), prepared.program.devices)
-
-    def compile_program(program: unrolled.FusedProgram) -> None:
-      values = ', '.join(f'environment.{option}={value}' for option, value in options.items())
-      monitor.say(f'from environment step {start:,}: {values}')
-      _compile(prepared._replace(program=program), monitor)
-
-    return unrolled.Phase(start, options, make_program, compile_program)
-
-  return [phase_of(start) for start in starts]
 
 
 def _prepare_process(config: launch_config.ExperimentConfig) -> None:

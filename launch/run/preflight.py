@@ -40,7 +40,6 @@ def check_environment(config: launch_config.ExperimentConfig) -> list[str]:
   # Compilation takes most of the time, and is the same at every start.
   variables.keep_compiled()
   environment = config.make_environment()
-  _check_schedules(config, environment)
   name = config.environment['name']
   try:
     found = check_values(environment, config.seed)
@@ -58,31 +57,6 @@ def check_values(environment: environment_lib.Environment, seed: int) -> list[st
   if isinstance(environment, host.HostEnvironment):
     return host.check_values(environment, seed)
   return wrappers.check_values(environment, jax.random.key(seed))
-
-
-def _check_schedules(
-  config: launch_config.ExperimentConfig, environment: environment_lib.Environment
-) -> None:
-  """Raises ValueError if options vary where they cannot, or a value changes shapes or is impossible."""
-
-  def shapes(environment: environment_lib.Environment) -> str:
-    begun = jax.eval_shape(environment.reset, jax.eval_shape(lambda: jax.random.key(0)))
-    return f'{begun}, {environment.observation_spec}, {environment.action_spec}'
-
-  for option, schedule in config.schedules.items():
-    given = f'environment.{option}={[list(pair) for pair in schedule]}'
-    if not config.fused:
-      raise ValueError(
-        f'{given}: only a run in one process can vary it; add --fused, or give one number'
-      )
-    if isinstance(environment, host.HostEnvironment):
-      raise ValueError(f'{given}: {host.ON_HOST}, so that it cannot vary; give one number')
-    for step, value in schedule:
-      if shapes(config.at(step).make_environment()) != shapes(environment):
-        raise ValueError(
-          f'{given}: {value} gives other shapes of states or observations than the last value; vary an '
-          'option that changes none'
-        )
 
 
 def check_memory(

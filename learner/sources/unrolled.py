@@ -8,7 +8,7 @@ replay in device memory, to which unrolls are added while the replay ratio allow
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import chex
@@ -131,22 +131,6 @@ class Resume(NamedTuple):
 
   reset_moments: bool = False
   warn: Callable[[str], None] = lambda text: None
-
-
-class Phase(NamedTuple):
-  """A part of a run in which the options of its environment do not change.
-
-  Attributes:
-    start: environment step from which its options hold; 0 for the first.
-    options: name -> value of each option that varies over the run.
-    make: makes its program, not compiled; the states of all phases have the same shapes.
-    compile: compiles that program.
-  """
-
-  start: int
-  options: Mapping[str, float]
-  make: Callable[[], 'FusedProgram']
-  compile: Callable[['FusedProgram'], None]
 
 
 class FusedProgram:
@@ -372,15 +356,6 @@ class FusedProgram:
     empty = ReplayState(buffer_lib.init(schema, 0), jnp.zeros((), jnp.int32))
     return state._replace(replay=empty)
 
-  def begin_episodes(self, state: FusedState) -> FusedState:
-    """Resets all environments of a state on the devices, with keys that follow from its own."""
-    key, envs_key = jax.random.split(jax.random.wrap_key_data(part_of(state.key, 0)))
-    worlds = jax.jit(lambda key: self._shared(self._init_envs(key)))(envs_key)
-    keys = np.tile(jax.random.key_data(key), (len(self.devices), 1))
-    return state._replace(
-      key=devices_lib.put(keys, self.devices), worlds=devices_lib.put(worlds, self.devices)
-    )
-
   def _init_envs(self, key: jax.Array) -> Tree:
     envs = jax.vmap(self.environments.init)(jax.random.split(key, len(self.devices)))
     return jax.tree.map(lambda x: jax.lax.collapse(x, 0, 2), envs)
@@ -477,9 +452,6 @@ class Unrolled(loop.Source):
     program: the compiled program of unrolls and updates.
     max_environment_steps: environment steps of the run; the last update is the first to reach them.
     resume: how the run may differ from its checkpoint; None for the defaults of `Resume`.
-    phases: phases of the run, by increasing start; empty if its environment does not change. All
-      environments begin new episodes with each phase, after the first unroll that reaches its start, so
-      that a checkpoint is of the phase of its environment step.
   """
 
   def __init__(
@@ -488,10 +460,8 @@ class Unrolled(loop.Source):
     *,
     max_environment_steps: int,
     resume: Resume | None = None,
-    phases: Sequence[Phase] = (),
   ):
     self._program, self._resume = program, resume or Resume()
-    self._phases, self._phase, self._is_compiled = phases, -1, True
     self._max_environment_steps = max_environment_steps
     self._environment_step = 0
     self._versions: Any = ()  # of the replay's sequences, until the next update
@@ -527,22 +497,7 @@ class Unrolled(loop.Source):
     del step
     state = self._program.place(whole)
     self._environment_step = self._program.environment_step(state)
-    if self._enters_phase():
-      self._compile_phase()
     return state
-
-  def _enters_phase(self) -> bool:
-    """Whether another phase begins, whose program it then makes."""
-    reached = sum(phase.start <= self._environment_step for phase in self._phases) - 1
-    if reached == self._phase:
-      return False
-    self._phase, self._is_compiled = reached, False
-    self._program = self._phases[reached].make()
-    return True
-
-  def _compile_phase(self) -> None:
-    self._is_compiled = True
-    self._phases[self._phase].compile(self._program)
 
   def gather(self, state: FusedState) -> FusedState:
     return self._program.gather(state)
@@ -564,13 +519,8 @@ class Unrolled(loop.Source):
     return not self._program.updates_left(self._environment_step, step, max_environment_steps)
 
   def update(self, state: FusedState, step: int, most: int) -> tuple[FusedState, loop.Done]:
-    if not self._is_compiled:  # not before, as the run may end where a phase begins
-      self._compile_phase()
     began = time.monotonic()
     left = self._program.updates_left(self._environment_step, step, self._max_environment_steps)
-    for phase in self._phases[self._phase + 1 :][:1]:  # the last update begins before that phase
-      end = phase.start - self._program.steps_per_unroll
-      left = min(left, 1 + self._program.updates_left(self._environment_step, step, end))
     count = max(1, min(most, left, int(SECONDS_PER_CALL / self._seconds_per_update)))
     state, metrics = jax.block_until_ready(self._program.iterate(state, count))
     self._seconds_per_update = (time.monotonic() - began) / count
@@ -584,8 +534,6 @@ class Unrolled(loop.Source):
       )
     if self._program.replay is not None:
       self._versions = state.replay.buffer._replace(storage=state.replay.buffer.storage.version)
-    if self._enters_phase():
-      state = self._program.begin_episodes(state)
     return state, loop.Done(count, metrics)
 
   def report(self, span: loop.Interval, totals: Mapping[str, float]) -> dict[str, Any]:
@@ -604,11 +552,6 @@ class Unrolled(loop.Source):
       'episode_return': mean('episode_return'),
       'episode_length': mean('episode_length'),
       **{name: mean(name) for name in self._program.environments.metrics},
-      **{
-        f'option/{name}': value
-        for phase in self._phases[self._phase :][:1]
-        for name, value in phase.options.items()
-      },
       **({'explorer_return': totals['explorer_return'] / explored} if explored else {}),
       **loop.means(rest, span),
     }

@@ -176,52 +176,6 @@ def test_run_writes_and_shows_metrics_of_its_environment(train, tmp_path, capsys
   assert re.search(r'in (\d) steps .* steps \1\.00  top \1\.00', ending)
 
 
-PAY = (
-  'environment.pay=[[0, 1], [250, 2], [400, 3]]'  # each changes after the unroll that reaches it
-)
-
-
-def test_options_of_a_schedule_change_at_their_steps(train, tmp_path, capsys):
-  folder = tmp_path / 'run'
-  begin = ['--agent', 'ppo', '--env', 'climb:Climb', '--preset', 'laptop']
-  options = [*TINY[2:], PAY, 'learner.log_period=1', 'evaluator.period_steps=128']
-  assert train(*begin, '--steps', 640, '--set', *options) == 0
-  out = capsys.readouterr().out
-  assert out.index('from environment step 0: environment.pay=1') < out.index(
-    'from environment step 250: environment.pay=2'
-  )
-  learned = rows(folder, 'learner')
-  assert [row['environment_step'] for row in learned] == [128, 256, 384, 512, 640]
-  for row, pay in zip(learned, [1, 1, 2, 2, 3], strict=True):
-    assert row['episode_return'] == pytest.approx(pay * row['episode_length'])
-  assert [row['option/pay'] for row in learned] == [1, 2, 2, 3, 3]  # from that step on
-  for row in rows(folder, 'evaluator'):
-    assert row['episode_return'] == pytest.approx(3 * row['episode_length'])
-  assert '[0, 1]' in str(config.load(folder / 'config.yaml').environment['pay'])
-
-  # Stopped where a value changes, and between two changes.
-  other = tmp_path / 'other'
-  for steps in (256, 384, 640):
-    assert run('train', '--run', other, *begin, '--steps', steps, '--set', *options) == 0
-  assert digests(other, 5) == digests(folder, 5)
-  assert [row['option/pay'] for row in rows(other, 'learner')] == [1, 2, 2, 3, 3]
-
-
-@pytest.mark.parametrize(
-  ('assignment', 'flag', 'words'),
-  [
-    ('pay=[[5, 1], [9, 2]]', '--fused', 'give one number, or pairs [step, value] with increasing'),
-    ('pay=[[0, 1], [9, 2]]', '--no-fused', 'only a run in one process can vary it; add --fused'),
-    ('pay=[[0, 1], [9, a]]', '--fused', "environment.pay='a': a number is needed"),
-    ('length=[[0, 1], [9, 2]]', '--fused', '1 gives other shapes of states or observations'),
-  ],
-)
-def test_schedules_that_cannot_be_are_refused(train, capsys, assignment, flag, words):
-  begin = ['--agent', 'ppo', '--env', 'climb:Climb', '--preset', 'laptop', flag]
-  assert train(*begin, '--set', f'environment.{assignment}') == 2
-  assert words in capsys.readouterr().err
-
-
 def test_run_begins_with_the_agent_of_another(finished, tmp_path, capsys):
   folder, other = finished[0], tmp_path / 'other'
   assert run('train', '--run', other, '--from', f'{folder}@best', '--steps', 300, '--seed', 7) == 0
