@@ -139,19 +139,6 @@ class AgentRecord(abc.ABC):
     del trained
     return ()
 
-  def check_memory(self, config: ExperimentConfig, trained: Any, available: int | None) -> None:
-    """Refuses sizes of the agent that do not fit into the memory of the learner's device.
-
-    Args:
-      config: config of the run.
-      trained: result of `make`.
-      available: bytes of memory of the device; None where unknown.
-
-    Raises:
-      ValueError: they do not fit; names the field and a value that would fit.
-    """
-    del config, trained, available
-
   def describe_update(self, config: ExperimentConfig, update: Any) -> str:
     """Describes the updates after each unroll of a fused run, as '2 updates of 16 sequences after each'."""
     del update

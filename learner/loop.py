@@ -68,22 +68,6 @@ class Status(NamedTuple):
   finished: bool
 
 
-class Footprint(NamedTuple):
-  """Bytes that an update holds on one device, without the train state.
-
-  Attributes:
-    steps: bytes of the steps of one batch.
-    minibatch: bytes of one minibatch, where minibatches are copied.
-    residuals: bytes that the gradient of a minibatch, or of all steps, would keep if XLA fused no operations.
-    forward: bytes of the pass over all steps that only a recurrent network needs; 0 without.
-  """
-
-  steps: int
-  minibatch: int = 0
-  residuals: int = 0
-  forward: int = 0
-
-
 class Update(Protocol):
   """An agent's functions that make its train state, and update it by one batch."""
 
@@ -111,10 +95,6 @@ class FusedUpdate(Update, Protocol):
   @property
   def environment_step(self) -> Callable[[Any], int]:
     """Train state of one replica -> number of environment steps learned from, on all devices together."""
-
-  @property
-  def footprint(self) -> Callable[[Any, Any], Footprint]:
-    """(params, Sequence [B, T, ...] of one device) -> Footprint, from shapes only."""
 
 
 class Source(abc.ABC):

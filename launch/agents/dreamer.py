@@ -63,20 +63,6 @@ class Dreamer(records.AgentRecord):
         f'{config.actor.sequence_length}'
       )
 
-  def check_memory(
-    self, config: launch_config.ExperimentConfig, trained: Any, available: int | None
-  ) -> None:
-    memory = trained.model.networks.memory
-    if memory is None or available is None:
-      return
-    needed = memory.num_bytes(config.batch_size * config.actor.sequence_length)
-    if needed > available:
-      raise ValueError(
-        f'agent.memory_size={memory.size}: reading the steps of a batch takes {needed / 2**30:.1f} GiB, '
-        f'where {available / 2**30:.1f} GiB are available; use at most '
-        f'{memory.size * available // (2 * needed)}'
-      )
-
   def warnings(self, trained: dreamer_agent.Dreamer) -> list[str]:
     return trained.model.networks.warnings()
 

@@ -190,15 +190,10 @@ def _node(arguments: argparse.Namespace) -> int:
       machine.check(config, machine.find())
     budget = preflight.check_budget(config)
     remarks = preflight.check_environment(config)
-    memory = preflight.check_memory(
-      config, shards=1 if host.replay else 0, learns=bool(host.learner)
-    )
     folder = request.run or folder_lib.new(config)
     span = None if profile is None else node.prepare_profile(profile, config, folder)
     folder_lib.open_run(folder, config)
     print(f'run folder: {folder}', budget, *remarks, sep='\n', flush=True)
-    if memory:
-      print(memory, flush=True)
     return node.run(
       hosts, host, config, folder, forks,
       launch_id=launch_id, attached=attached, stays=arguments.stay, profile=span,

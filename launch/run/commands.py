@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import gc
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -115,9 +114,6 @@ def begin(request: request_lib.TrainRequest, config: Any) -> int:
     given = request.origin
     origin = origin_lib.load(given, config) if given else origin_lib.unfinished(folder, config)
     prepared = fused.prepare(config) if config.fused else None
-    began = time.monotonic()
-    memory = '' if config.fused else preflight.check_memory(config)
-    tracing_seconds = time.monotonic() - began
     if profile is not None:
       preflight.prepare_profile(profile, config, folder)
     folder_lib.open_run(folder, config, origin and origin.exact)
@@ -131,15 +127,7 @@ def begin(request: request_lib.TrainRequest, config: Any) -> int:
       return fused.train(prepared, folder, reset_moments=request.reset_moments, profile=profile)
     from hephaestus.launch.run import local  # whose packages a fused run does not need
 
-    print(memory, flush=True)
-    return local.train(
-      config,
-      folder,
-      forks,
-      exposed=request.expose,
-      profile=profile,
-      tracing_seconds=tracing_seconds,
-    )
+    return local.train(config, folder, forks, exposed=request.expose, profile=profile)
 
 
 @contextlib.contextmanager

@@ -56,7 +56,6 @@ def train(
   *,
   exposed: bool = False,
   profile: profile_lib.Span | None = None,
-  tracing_seconds: float | None = None,
 ) -> int:
   """Runs all nodes, or a host's share of them, until the run ends, is interrupted or fails.
 
@@ -64,8 +63,6 @@ def train(
     forks: forks the nodes; None: each node is a new program, which imports everything itself.
     share: nodes of this host, in a run on several; None for all nodes.
     profile: learner updates to trace; actor 0 is traced at about the same time. None for no trace.
-    tracing_seconds: time that the launcher took to trace the agent, which tells how fast this machine
-      is; None if unknown, then no time of the start is estimated.
 
   Returns:
     The exit code: 0 when finished or stopped in order by SIGTERM (130 by Ctrl-C, `STOPPED` for a
@@ -81,7 +78,7 @@ def train(
     launch = composition.Launch(config=config, folder=folder, profile=profile, exposed=exposed)
     launch, addresses = _announce(launch, share)
     with _commands(launch, share, addresses) as commands:
-      watcher = _Watcher(launch, share, commands, addresses, tracing_seconds)
+      watcher = _Watcher(launch, share, commands, addresses)
       learners, replay = watcher.learners, watcher.replay
       peers = connection.without_proxy([*addresses, *filter(None, [launch.coordinator])])
       external = process_group.PEER_GONE if len(learners) > 1 else frozenset()
@@ -220,7 +217,6 @@ class _Watcher:
     share: Share | None,
     nodes: Collection[str],
     addresses: Sequence[str],
-    tracing_seconds: float | None,
   ):
     config, self._launch, self._share = launch.config, launch, share
     self.replay = parts_lib.replay_names(config.replay.num_shards)
@@ -228,9 +224,7 @@ class _Watcher:
     ending = (*self.learners, parts_lib.EVALUATOR, parts_lib.ENDING)
     self._ends = {name for name in nodes if name in ending}
     self._events = metrics.JsonLines(launch.folder / 'metrics' / 'events.jsonl')
-    self.progress = progress_lib.make(
-      config, launch.folder, nodes, tracing_seconds=tracing_seconds, grows=share is None
-    )
+    self.progress = progress_lib.make(config, launch.folder, nodes, grows=share is None)
     if isinstance(config.make_environment(), host.HostEnvironment):
       self.progress.say(host.SLOW)
     self._warnings: progress_lib.Warnings | None = None

@@ -1,4 +1,4 @@
-"""Checks before anything starts: environment, memory, addresses and the updates to profile."""
+"""Checks before anything starts: environment, steps, addresses and the updates to profile."""
 
 import math
 import pathlib
@@ -59,46 +59,6 @@ def check_values(environment: environment_lib.Environment, seed: int) -> list[st
   return wrappers.check_values(environment, jax.random.key(seed))
 
 
-def check_memory(
-  config: launch_config.ExperimentConfig, shards: int | None = None, *, learns: bool = True
-) -> str:
-  """Checks that replay, once its strata are full, fits into the memory of this machine.
-
-  If the learner trains on the CPU here, the agent's sizes are checked as well.
-
-  Args:
-    shards: number of shards of replay on this machine; None for all.
-    learns: whether the learner runs on this machine.
-
-  Returns:
-    A line to print, with the memory that replay takes and what the machine has; '' without a shard.
-
-  Raises:
-    ValueError: it does not fit; names a size that would.
-  """
-  here = config.replay.num_shards if shards is None else shards
-  needed = -(-replay_bytes(config) * here // config.replay.num_shards)
-  available = _memory()
-  if learns and not config.accelerator:
-    trained = parts_lib.make_parts(config).trained
-    config.record.check_memory(config, trained, available)
-  if not here:
-    return ''
-  index, most = max(
-    enumerate(each.max_size for each in config.replay.strata), key=lambda pair: pair[1]
-  )
-  there = -(-most * here // config.replay.num_shards)
-  if needed > available:
-    raise ValueError(
-      f'replay.strata[{index}].max_size={most}: that many sequences take {_size(needed)}, this machine '
-      f'has {_size(available)}; use at most {most * available // (2 * needed)}'
-    )
-  return (
-    f'replay takes up to {_size(needed)} of {_size(available)}: {there:,} sequences, if they do not '
-    'compress'
-  )
-
-
 def check_budget(config: launch_config.ExperimentConfig) -> str:
   """Returns a line to print: how many updates the steps of a run are, and whether that is too few.
 
@@ -151,11 +111,7 @@ def replay_bytes(config: launch_config.ExperimentConfig) -> int:
   return tables.nbytes(config.replay, parts_lib.make_parts(config).sequence_schema)
 
 
-def _size(count: int) -> str:
-  return f'{count / 1e6:.1f} MB' if count < 1e9 else f'{count / 1e9:.1f} GB'
-
-
-def _memory() -> int:
+def memory() -> int:
   """Bytes of memory of this machine, or the limit of its container if that is less."""
   limit = pathlib.Path('/sys/fs/cgroup/memory.max')
   text = limit.read_text().strip() if limit.exists() else 'max'

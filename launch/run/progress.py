@@ -17,9 +17,6 @@ from hephaestus.launch.run import preflight
 
 QUIET_PERIOD = 15.0  # seconds between progress lines where no terminal shows them live
 STALE_SECONDS = 60.0  # age from which a number on the line is marked with it
-# Seconds until the first update for each second in which the launcher traces the same functions, where
-# nothing is cached: measured on two cores, idle and busy, with 1.3 to 5 seconds of tracing.
-START_PER_TRACING = {'on_policy': 10, 'off_policy': 50}
 
 
 class _Pace:
@@ -65,8 +62,6 @@ class Progress:
     folder: pathlib.Path,
     *,
     starting: str = 'nodes import and compile',
-    tracing_seconds: float | None = None,
-    log: pathlib.Path | None = None,
     grows: bool = True,
   ):
     """Initializes the line.
@@ -74,20 +69,11 @@ class Progress:
     Args:
       folder: folder of the run, whose metrics are read.
       starting: text shown until environment steps or updates of this launch are known.
-      tracing_seconds: time that the launcher took to trace the agent, which tells how fast this
-        machine is: the start is estimated by it. None: there is no estimate.
-      log: file that shows what the start waits for; None if there is none.
       grows: whether the line "starting" may grow, because nothing but this object prints.
     """
     self._config = config
     self._folder = folder
     self._starting = starting
-    self._log = log
-    self._expected: float | None = None
-    if tracing_seconds is not None:
-      kind = 'on_policy' if config.record.on_policy else 'off_policy'
-      # To whole tens: it is a rough upper limit.
-      self._expected = 10.0 * max(1, round(START_PER_TRACING[kind] * tracing_seconds / 10))
     self._live = sys.stdout.isatty()
     self._start, self._started_at = time.monotonic(), time.time()
     self._reached: tuple[int, int] | None = None
@@ -145,13 +131,8 @@ class Progress:
         sys.stdout.flush()
 
   def _begin(self) -> str:
-    """The line before the first step or update: how long the start may take, or that it takes longer."""
-    text = f'{self._name()}  starting: {self._starting}'
-    if self._expected is None:
-      return text
-    if time.monotonic() - self._start <= self._expected:
-      return f'{text}, up to {_clock(self._expected)}; less if compiled before'
-    return f'{text}, longer than estimated' + (f'; see {self._log}' if self._log else '')
+    """The line before the first step or update."""
+    return f'{self._name()}  starting: {self._starting}'
 
   def line(self) -> str:
     """Returns the line: steps, score, episode return, throughput, replay ratio, staleness and time left.
@@ -252,21 +233,19 @@ def make(
   folder: pathlib.Path,
   nodes: Collection[str],
   *,
-  tracing_seconds: float | None = None,
   grows: bool = True,
 ) -> Progress:
   """Makes the progress line that suits the nodes of a host.
 
   Args:
     nodes: names of the nodes on this host.
-    tracing_seconds, grows: see `Progress`.
+    grows: see `Progress`.
   """
-  learner = parts_lib.learners(config.learner.num_processes)[0]
-  if learner in nodes:
-    log = folder / 'logs' / f'{learner}.log'
-    return Progress(config, folder, tracing_seconds=tracing_seconds, log=log, grows=grows)
-  acts = any(name.startswith(parts_lib.ACTOR) for name in nodes)
-  kind = ActorsProgress if acts else NoProgress
+  if parts_lib.learners(config.learner.num_processes)[0] in nodes:
+    kind: type[Progress] = Progress
+  else:
+    acts = any(name.startswith(parts_lib.ACTOR) for name in nodes)
+    kind = ActorsProgress if acts else NoProgress
   return kind(config, folder, grows=grows)
 
 

@@ -91,9 +91,7 @@ def _check_first(config: Any) -> None:
     packages.check_distributed('--no-fused', 'train in one process with --fused')
   preflight.check_budget(config)
   preflight.check_environment(config)
-  if not config.fused:
-    preflight.check_memory(config)
-  elif not config.accelerator:
+  if config.fused and not config.accelerator:
     fused.prepare(config)
 
 

@@ -107,20 +107,6 @@ class FusedState(NamedTuple):
   replay: Tree = ()
 
 
-class MemoryEstimate(NamedTuple):
-  """Estimated bytes that a run needs on each device.
-
-  Attributes:
-    state: bytes of parameters, the optimizer's moments, and the environments.
-    batch: most bytes that one update needs in addition; with a replay, without activations.
-    replay: bytes of the stored sequences, once the replay is full.
-  """
-
-  state: int
-  batch: int
-  replay: int = 0
-
-
 class Resume(NamedTuple):
   """How a resumed run may differ from the run that saved its checkpoint.
 
@@ -146,11 +132,11 @@ class FusedProgram:
     devices: devices that share environments, replay and batches.
     replay: sizes of the replay; None for an on-policy agent, which learns from each unroll once.
 
+  Raises:
+    ValueError: the update lacks what a run in one process reads.
+
   Attributes:
-    update: as given.
-    environments: as given.
-    devices: as given.
-    replay: as given.
+    update, environments, devices, replay: as given.
     steps_per_unroll: environment steps of one unroll, in all environments together.
     sums: names of the metrics that are sums over episodes, not over updates.
   """
@@ -170,6 +156,7 @@ class FusedProgram:
     self.replay = replay
     self.steps_per_unroll = environments.num_envs * environments.num_steps
     self.sums = (*EPISODES, *environments.metrics)
+    self._train_shapes = self._check_update()
     self._mapped = devices_lib.mapped(self.unroll_and_update, devices, in_axes=(0, None))
     self._call: Any = None
     self._shapes: FusedState | None = None
@@ -261,36 +248,17 @@ class FusedProgram:
     result: tuple[FusedState, loop.Metrics] = jax.lax.fori_loop(0, count, body, (state, sums))
     return result
 
-  def memory(self) -> MemoryEstimate:
-    """Estimates memory by shapes only, before anything is compiled.
+  def permanent_bytes(self) -> int:
+    """Bytes of the state on each device, with its whole replay; from shapes, before anything is compiled."""
+    state, _ = self._one_device
+    replay = devices_lib.num_bytes(self._replay_shapes()) // len(self.devices)
+    return devices_lib.num_bytes((state.train, state.worlds)) + replay
 
-    An on-policy update needs the most while steps are flattened from sequences, when there are two
-    copies of them; or at a gradient, with all steps, a minibatch, and half of the residuals, as the
-    rest is fused away. `compile` returns the compiler's figure.
-    """
-    state, sequence = self._one_device
-    size = devices_lib.num_bytes
-    permanent = size((state.train, state.worlds))
-    if self.replay is not None:
-      stored = size(self._replay_shapes().buffer) // len(self.devices)
-      per_device = len(self.replay.sizes) // len(self.devices)
-      batch = size(sequence) + per_device * size(_schema(sequence)) + size(state.train.params)
-      return MemoryEstimate(permanent, batch, stored)
-    used = self.update.footprint(state.train.params, sequence)
-    return MemoryEstimate(
-      state=permanent,
-      batch=max(
-        size(sequence) + 2 * used.steps + used.forward,
-        used.steps + used.minibatch + used.residuals // 2,
-      ),
-    )
-
-  @functools.cached_property
-  def _train_shapes(self) -> Any:
+  def _check_update(self) -> Any:
     """Shapes of the train state; ValueError if the update lacks what a run in one process reads."""
     fields, functions = ['params', 'step'], []
     if self.replay is None:
-      fields, functions = [*fields, 'opt_state'], ['environment_step', 'footprint']
+      fields, functions = [*fields, 'opt_state'], ['environment_step']
     train = jax.eval_shape(self.update.init, jax.eval_shape(lambda: jax.random.key(0)))
     lacking = [
       *(f'the function {name}' for name in functions if not hasattr(self.update, name)),

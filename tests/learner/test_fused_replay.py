@@ -94,7 +94,7 @@ def test_replay_is_not_copied_between_updates():
   program, larger = (
     make_program(learns=False, **{'replay.strata[1].max_size': size}) for size in (32, 32 * 40)
   )
-  storage = larger.memory().replay - program.memory().replay
+  storage = larger.permanent_bytes() - program.permanent_bytes()
   assert storage > 1e5
   assert larger.num_bytes - program.num_bytes == pytest.approx(storage, rel=0.02)
 

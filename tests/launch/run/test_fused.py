@@ -30,7 +30,6 @@ from hephaestus.launch.processes import supervisor
 from hephaestus.launch.report import dashboard, panels
 from hephaestus.launch.run import fused, origin, parts
 from hephaestus.learner import checkpoint
-from hephaestus.learner.sources import unrolled
 
 # Without annealing a run's program does not depend on its length, and is compiled once.
 TINY = [
@@ -91,7 +90,6 @@ def test_run_ends_resumes_and_is_evaluated(finished, train, tmp_path, capsys):
   done, out = finished
   folder = shutil.copytree(done, tmp_path / 'run')
   assert '16 environments x 8 steps: 2 minibatches of 64, 3 epochs' in out
-  assert out.index('estimated on each device') < out.index('16 environments x 8 steps')
   assert out.splitlines()[-1].startswith(
     'done: environment_step=640 learner_step=5 episode_return='
   )
@@ -250,7 +248,6 @@ def test_dreamer_with_options_ends_resumes_and_is_evaluated(train, tmp_path, cap
   begin = ['--fused', '--preset', 'laptop', '--steps', 200, '--set', *tiny.RUN, *options]
   assert train(*begin) == 0
   out = capsys.readouterr().out
-  assert '0 MiB for a replay of 64 sequences' in out
   assert '4 environments x 5 steps: 8 updates of 8 sequences after each; 1 x cpu' in out
   # 10 unrolls of 20 steps, two of them warm-up.
   assert out.splitlines()[-1].startswith(
@@ -329,40 +326,6 @@ def test_dreamer_with_options_ends_resumes_and_is_evaluated(train, tmp_path, cap
   assert 'learner.fused: the folder has True, you gave False' in capsys.readouterr().err
 
 
-def test_replay_beyond_memory_is_refused_with_a_size_that_fits():
-  check = lambda replay, available: fused.check_estimate(
-    presets.laptop('catch'), unrolled.MemoryEstimate(2**27, 2**27, replay), available,
-    num_devices=1, capacity=40_000,
-  )  # fmt: skip
-  assert check(2**33, None) is None
-  assert check(2**33, 2**34) is None
-  with pytest.raises(ValueError, match=r'actor\.num_envs'):
-    check(2**20, 2**10)  # the environments need it
-  with pytest.raises(ValueError, match=(
-    r'replay.strata.episodic.max_size=50000: 40000 sequences need about 8.0 GiB on each device, where '
-    '4.0 GiB are available; 16384 would fit'
-  )):  # fmt: skip
-    check(2**33, 2**32)
-  with pytest.raises(ValueError, match='available; the rest takes all of it'):
-    check(2**33, 2**28)
-
-
-def test_too_many_environments_are_refused_with_a_number_that_fits():
-  check = lambda gib, available: fused.check_estimate(
-    config.override(presets.ppo_gpu('catch'), ['actor.num_envs=2048']),
-    unrolled.MemoryEstimate(2**27, int(gib * 2**30)),
-    None if available is None else int(available * 2**30),
-    num_devices=2,
-  )
-  assert check(4, 8) is None
-  assert check(40, None) is None
-  assert check(8, 8).startswith('actor.num_envs=2048: needs about 8.1 GiB on each device')
-  with pytest.raises(ValueError, match=r'where 4.0 GiB are available; 256 would fit'):
-    check(16, 4)
-  with pytest.raises(ValueError, match=r'; 2 would fit'):
-    check(16, 1e-3)
-
-
 @pytest.mark.parametrize(
   ('agent', 'key', 'fixed', 'devices'),
   [
@@ -378,10 +341,9 @@ def test_compiled_program_beyond_the_memory_is_refused_with_a_size_that_fits(
   made = config.of_preset(agent, 'tpu-v4-8', 'catch')
   gib = 2**30
   needed, available = (fixed + 12) * gib, 8 * gib
-  memory = unrolled.MemoryEstimate(state=fixed * gib, batch=12 * gib)
-  fused.check_compiled(made, memory, available, available, devices)
+  fused.check_memory(made, fixed * gib, available, available, devices)
   with pytest.raises(ValueError, match=re.escape(f'{key}: the compiled program needs')) as refused:
-    fused.check_compiled(made, memory, needed, available, devices)
+    fused.check_memory(made, fixed * gib, needed, available, devices)
   fits = re.search(r'; (\d+) would fit', str(refused.value))
   if fixed > 8:
     assert fits is None and 'smaller replay' in str(refused.value)

@@ -17,10 +17,9 @@ from hephaestus.launch.agents import presets
 from hephaestus.launch.files import metrics
 from hephaestus.launch.processes import supervisor
 from hephaestus.launch.run import composition, local, nodes, preflight, variables
-from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import progress as progress_lib
 from hephaestus.learner import loop
-from hephaestus.replay import columns, loopback
+from hephaestus.replay import loopback
 
 ROW = {
   'learner_step': 8, 'environment_step': 65536, 'steps_per_second': 9000.0, 'staleness': 1.0,
@@ -86,16 +85,6 @@ def test_environment_beyond_a_threshold_of_the_agent_is_warned_of(size, line):
   warnings = preflight.warnings(made)
   assert [line in warning for warning in warnings] == [True] * (line is not None)
   assert not preflight.warnings(presets.ppo_laptop('grid_world'))
-
-
-def test_check_memory_refuses_replay_larger_than_the_machine(monkeypatch):
-  made = presets.laptop('catch')
-  each = columns.Columns(parts_lib.make_parts(made).sequence_schema).nbytes
-  monkeypatch.setattr(preflight, '_memory', lambda: 50_000 * each)
-  assert '50,000 sequences' in preflight.check_memory(made)
-  monkeypatch.setattr(preflight, '_memory', lambda: 50_000 * each - 1)
-  with pytest.raises(ValueError, match=r'strata\[1\].max_size=50000: .* use at most 24999'):
-    preflight.check_memory(made)
 
 
 @pytest.mark.parametrize(
@@ -192,15 +181,6 @@ def clock(monkeypatch):
     passed[0] += seconds
 
   return wait
-
-
-def test_start_is_estimated_by_tracing_and_points_to_the_log_when_exceeded(run, clock):
-  made, folder, _ = run
-  log = folder / 'logs' / 'learner.log'
-  progress = progress_lib.Progress(made, folder, starting='compiling', tracing_seconds=4.2, log=log)
-  assert progress.line() == 'catch  0:00  starting: compiling, up to 0:40; less if compiled before'
-  clock(41)
-  assert progress.line().endswith(f'0:41  starting: compiling, longer than estimated; see {log}')
 
 
 def test_stale_numbers_have_their_age_and_the_eta_does_not_climb(run, clock):
