@@ -393,11 +393,9 @@ class Loop:
     if self._pending:  # one call in flight, so batches are sampled in time
       jax.block_until_ready(self._pending[-1].metrics)
     self._profiler.reach(self.step)
-    self._group.begin_update(self.step)
     began = time.monotonic()
     with jax.profiler.StepTraceAnnotation('update', step_num=self.step):
       self.state, done = self._source.update(self.state, self.step, most)
-    self._group.dispatched_update(next(iter(done.metrics.values())))
     if self._first_update is None:
       self._first_update = time.monotonic() if done.compiled else began
     if done.compiled:

@@ -12,7 +12,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,7 +25,6 @@ Tree = Any
 JOIN_SECONDS = 300  # for all processes to join; then the node fails, and is restarted
 # Missing heartbeats that count as a crash, after which all others end; JAX's default is 100 s.
 HEARTBEAT_SECONDS, MISSING_HEARTBEATS = 3, 6
-FIRST_UPDATES = 10  # the first update may take so many times as long: others may still compile
 _PEER_GONE = 75  # EX_TEMPFAIL of sysexits.h
 PEER_GONE = frozenset({_PEER_GONE, -signal.SIGABRT})
 """Exit codes of a process that ends because another one did: by an exception, or by JAX's abort."""
@@ -61,7 +59,6 @@ class ProcessGroup:
 
   Args:
     place: rank of this process, and the coordinator.
-    stuck_seconds: time after which an update that has not ended counts as hung; 0: never.
     should_stop: returns whether this process was asked to stop. If so while it waits for others to
       join or to begin, it exits with code 0.
 
@@ -73,13 +70,11 @@ class ProcessGroup:
     RuntimeError: joining failed, as when not all processes join in time.
   """
 
-  def __init__(self, place: Place, *, stuck_seconds: float, should_stop: Callable[[], bool]):
+  def __init__(self, place: Place, *, should_stop: Callable[[], bool]):
     self._place, self.size, self.is_first = place, place.size, place.rank == 0
-    self._stuck_seconds = stuck_seconds
     self._should_stop = should_stop
     self._left = False
     self._exit_code = 1
-    self._dispatched: tuple[int, float, float, Any] | None = None
     atexit.register(self._end_at_once)
     on_sigterm = signal.getsignal(signal.SIGTERM)
     join = Call(functools.partial(_join, place))
@@ -92,8 +87,6 @@ class ProcessGroup:
     signal.signal(signal.SIGTERM, on_sigterm)  # JAX has put its own in place
     self._client: Any = _global_state().client
     self._rounds = self._sums = 0
-    if stuck_seconds:
-      threading.Thread(target=self._watch, name='watchdog', daemon=True).start()
     logging.info('Process %d of %d has joined at %s.', place.rank, place.size, place.coordinator)
 
   def broadcast(self, tree: Tree) -> Tree:
@@ -149,7 +142,7 @@ class ProcessGroup:
 
     def listen() -> None:
       nonlocal wished
-      if wishes() and not wished:  # also resets the watchdog while this waits
+      if wishes() and not wished:  # also tells a watchdog that this node waits
         wished = True
         self._wish()
 
@@ -191,33 +184,6 @@ class ProcessGroup:
     if is_of_peers(error):
       self._exit_code = _PEER_GONE
 
-  def begin_update(self, step: int) -> None:
-    """Notes that the update after `step` is about to be dispatched."""
-    is_first = self._dispatched is None
-    limit = self._stuck_seconds * (FIRST_UPDATES if is_first else 1)
-    self._dispatched = step, math.inf if is_first else time.monotonic(), limit, None
-
-  def dispatched_update(self, result: jax.Array) -> None:
-    """Notes an output of the update, which is ready when the update has ended."""
-    assert self._dispatched is not None
-    step, _, limit, _ = self._dispatched
-    self._dispatched = step, time.monotonic(), limit, result
-
-  def _watch(self) -> None:
-    while True:
-      time.sleep(min(1.0, self._stuck_seconds / 4))
-      if self._dispatched is None:
-        continue
-      step, since, limit, result = self._dispatched
-      if time.monotonic() - since <= limit or (result is not None and result.is_ready()):
-        continue
-      logging.error(
-        'Process %d of %d: update %d has not ended within %g s (learner.stuck_seconds); this '
-        'process or another is stuck. Going back to the last checkpoint.',
-        self._place.rank, self._place.size, step + 1, limit,
-      )  # fmt: skip
-      exit_at_once(1)
-
   def leave(self, *, finished: bool, was_asked: Callable[[], bool]) -> None:
     """Leaves the group in order: returns when all processes have saved and called it.
 
@@ -230,7 +196,6 @@ class ProcessGroup:
       RuntimeError: another process was asked to stop, so this one should be restarted; or a
         process ended before.
     """
-    self._dispatched = None
     if finished and self.is_first:
       self._client.key_value_set('finished/0', '')
     try:
@@ -280,12 +245,6 @@ class OneProcess:
 
   def note_failure(self, error: Exception) -> None:
     del error
-
-  def begin_update(self, step: int) -> None:
-    del step
-
-  def dispatched_update(self, result: jax.Array) -> None:
-    del result
 
   def leave(self, *, finished: bool, was_asked: Callable[[], bool]) -> None:
     del finished, was_asked

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hephaestus.launch import records
 from hephaestus.launch.cluster import options as options_lib
 from hephaestus.launch.run import commands as run_commands
-from hephaestus.launch.run import packages
+from hephaestus.launch.run import packages, validation
 from hephaestus.launch.run import request as request_lib
 
 if TYPE_CHECKING:
@@ -107,8 +107,6 @@ def _launch(arguments: argparse.Namespace) -> int:
   from hephaestus.launch.cluster import handshake, remote
   from hephaestus.launch.cluster import hosts as hosts_lib
   from hephaestus.launch.files import folder as folder_lib
-  from hephaestus.launch.run import preflight
-  from hephaestus.learner import profile as profile_lib
 
   packages.check_distributed('several hosts', ONE_PROCESS)
   import portpicker
@@ -119,10 +117,10 @@ def _launch(arguments: argparse.Namespace) -> int:
   hosts = hosts_lib.load(path)
   request = request_lib.of(arguments, fused=False)
   config = _make_shared_config(request, hosts)
-  budget = preflight.check_budget(config)
+  budget = validation.check_budget(config)
   folder = request.run or folder_lib.new(config)
-  if request.profile is not None:  # each host reports about its own folder
-    preflight.check_profile(profile_lib.parse(request.profile), config, folder)
+  if request.span is not None:  # each host reports about its own folder
+    validation.check_profile(request.span, config, folder)
   launch_id = time.time_ns()
   ports = [portpicker.pick_unused_port() for _ in hosts.keepers]
   commands = {host.name: remote.command(hosts, host, str(folder), ports) for host in hosts.hosts}
@@ -188,7 +186,7 @@ def _node(arguments: argparse.Namespace) -> int:
       )
     if host.learner:
       machine.check(config, machine.find())
-    budget = preflight.check_budget(config)
+    budget = validation.check_budget(config)
     remarks = preflight.check_environment(config)
     folder = request.run or folder_lib.new(config)
     span = None if profile is None else node.prepare_profile(profile, config, folder)

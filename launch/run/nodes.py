@@ -165,7 +165,6 @@ def build_learner(launch: composition.Launch, rank: int, replay: Clients) -> loo
   if launch.coordinator is not None:  # before any array is made
     group = process_group_lib.ProcessGroup(
       process_group_lib.Place(launch.coordinator, rank, config.learner.num_processes),
-      stuck_seconds=config.learner.stuck_seconds,
       should_stop=should_stop,
     )
   parts, address = parts_lib.make_parts(config), _addresses(replay)

@@ -62,15 +62,23 @@ def load(text: str, config: launch_config.ExperimentConfig) -> Origin:
   return Origin(text, f'{folder.resolve()}@{step}', step, fields)
 
 
-def unfinished(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> Origin | None:
-  """Loads the origin with which a run begins again that was stopped before its first checkpoint.
+def find(
+  given: str | None, config: launch_config.ExperimentConfig, folder: pathlib.Path
+) -> Origin | None:
+  """Loads the origin of a new run (--from), or of one that was stopped before its first checkpoint.
+
+  Args:
+    given: RUN[@best|@STEP], as given to --from; None without.
+    folder: folder of the run, which may be new.
 
   Returns:
-    The origin; None for any other run, also where the folder is new.
+    The origin; None for any other run.
 
   Raises:
-    ValueError: the origin cannot be restored any more, see `load`.
+    ValueError: the origin cannot be restored, see `load`.
   """
+  if given is not None:
+    return load(given, config)
   text = folder_lib.unfinished_origin(folder)
   try:
     return None if text is None else load(text, config)

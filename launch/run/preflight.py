@@ -1,8 +1,6 @@
-"""Checks before anything starts: environment, steps, addresses and the updates to profile."""
+"""Checks that make a part of a run: environment, agent, checkpoint and addresses; see also `validation`."""
 
-import math
 import pathlib
-import shutil
 import socket
 
 import jax
@@ -11,28 +9,22 @@ import psutil
 from hephaestus.actors.environments import environment as environment_lib
 from hephaestus.actors.environments import host, wrappers
 from hephaestus.launch import config as launch_config
-from hephaestus.launch.files import metrics
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import variables
-from hephaestus.learner import checkpoint, process
-from hephaestus.learner import profile as profile_lib
-from hephaestus.replay import buffer, loopback, tables
-
-# Least updates that may suffice, by docs/results.md: PPO reached no target in at most 49 (it learned only
-# grid worlds), and the dreamer learned nothing in 200 after its warm-up.
-FEW_UPDATES = {'on_policy': 50, 'off_policy': 200}
+from hephaestus.learner import process
+from hephaestus.replay import loopback, tables
 
 
 def check_environment(config: launch_config.ExperimentConfig) -> list[str]:
-  """Makes the environment of a run once and checks the values that it emits.
+  """Makes environment and agent of a run once, and checks the values that the environment emits.
 
   Unless a fused run may use an accelerator, it restricts JAX in this process to the CPU.
 
   Returns:
-    A line for each warning.
+    A line for each warning, of the agent or the environment.
 
   Raises:
-    ValueError: the environment is unknown, or breaks its specs.
+    ValueError: the environment is unknown or breaks its specs, or the agent does not support these.
   """
   process.prepare()
   if not config.accelerator or not config.fused:
@@ -45,6 +37,7 @@ def check_environment(config: launch_config.ExperimentConfig) -> list[str]:
     found = check_values(environment, config.seed)
   except ValueError as error:
     raise ValueError(f'environment.name={name!r}: {error}') from error
+  found = [*config.record.warnings(parts_lib.make_parts(config).trained), *found]
   return [f'environment.name={name}: {warning}' for warning in found]
 
 
@@ -59,51 +52,10 @@ def check_values(environment: environment_lib.Environment, seed: int) -> list[st
   return wrappers.check_values(environment, jax.random.key(seed))
 
 
-def check_budget(config: launch_config.ExperimentConfig) -> str:
-  """Returns a line to print: how many updates the steps of a run are, and whether that is too few.
-
-  ValueError if the run would end before its first update.
-  """
-  updates, steps = num_updates(config), config.max_environment_steps
-  if config.record.on_policy:
-    enough, more = FEW_UPDATES['on_policy'], 'less actor.num_envs'
-  else:
-    if not updates:
-      rate = buffer.updates_per_sequence(config.replay, config.batch_size)
-      least = (config.replay.warm_up + math.ceil(1 / rate)) * config.steps_per_sequence
-      raise ValueError(
-        f'max_environment_steps={steps}: the run would end before its first update; use at least {least}, '
-        'or less replay.warm_up'
-      )
-    enough = getattr(config.agent, 'warm_up_updates', 0) + FEW_UPDATES['off_policy']
-    more = 'more replay.replay_ratio'
-  count = f'{updates:,} update{"s" * (updates != 1)}'
-  line = f'{steps:,} steps are {count} of {config.agent_name}'
-  return line if updates >= enough else f'{line}: too few to learn; give more --steps, or {more}'
-
-
-def num_updates(config: launch_config.ExperimentConfig) -> int:
-  """Number of updates of a whole run; with several processes, as its replay ratio is meant."""
-  per_unroll = config.actor.num_envs * config.actor.num_actors
-  unrolls = math.ceil(config.max_environment_steps / (per_unroll * config.steps_per_sequence))
-  sequences = per_unroll * unrolls
-  if config.record.on_policy:
-    return math.ceil(sequences / config.batch_size)
-  rate = buffer.updates_per_sequence(config.replay, config.batch_size)
-  return math.floor(max(0, sequences - config.replay.warm_up) * rate)
-
-
 def check_checkpoint(config: launch_config.ExperimentConfig, folder: pathlib.Path) -> None:
   """Raises ValueError if the run's newest checkpoint has other arrays than its config asks for."""
   if (folder / 'checkpoints').exists():
     parts_lib.saved_train(folder, parts_lib.saved_shapes(config))
-
-
-def warnings(config: launch_config.ExperimentConfig) -> list[str]:
-  """Lines to print when the run starts, from `AgentRecord.warnings`."""
-  name = config.environment['name']
-  found = config.record.warnings(parts_lib.make_parts(config).trained)
-  return [f'environment.name={name}: {line}' for line in found]
 
 
 def replay_bytes(config: launch_config.ExperimentConfig) -> int:
@@ -117,40 +69,6 @@ def memory() -> int:
   text = limit.read_text().strip() if limit.exists() else 'max'
   total = psutil.virtual_memory().total
   return min(total, int(text)) if text.isdigit() else total
-
-
-def check_profile(
-  profile: profile_lib.Span, config: launch_config.ExperimentConfig, folder: pathlib.Path
-) -> None:
-  """Checks that a run will do the updates to trace, as far as its folder shows, which need not exist.
-
-  Raises:
-    ValueError: the run ends before the first of these updates, or resumes after it.
-  """
-  text = f'--profile {profile.start}:{profile.stop}'
-  done = max(checkpoint.saved_steps(folder / 'checkpoints'), default=0)
-  if profile.start < done:
-    raise ValueError(f'{text}: the run resumes from update {done:,}; begin there or later')
-  newest = metrics.last(folder / 'metrics' / 'learner.jsonl') or {}
-  missing = max(0, config.max_environment_steps - int(newest.get('environment_step') or 0))
-  if not config.record.on_policy:
-    warm_up = 0 if newest else config.replay.warm_up * config.steps_per_sequence
-    missing = math.ceil(config.replay.replay_ratio * max(0, missing - warm_up))
-  most = int(newest.get('learner_step', 0)) - (
-    -missing // (config.batch_size * config.steps_per_sequence)
-  )
-  if profile.start >= most:
-    raise ValueError(
-      f'{text}: the run ends after about {most:,} updates; begin earlier, or give it more --steps'
-    )
-
-
-def prepare_profile(
-  profile: profile_lib.Span, config: launch_config.ExperimentConfig, folder: pathlib.Path
-) -> None:
-  """Checks as `check_profile`, and then deletes an older trace of the same updates."""
-  check_profile(profile, config, folder)
-  shutil.rmtree(profile.folder(folder), ignore_errors=True)
 
 
 def reach(exposed: bool) -> tuple[bool, str]:

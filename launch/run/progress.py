@@ -13,10 +13,11 @@ from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import metrics
 from hephaestus.launch.run import parts as parts_lib
-from hephaestus.launch.run import preflight
+from hephaestus.launch.run import validation
 
 QUIET_PERIOD = 15.0  # seconds between progress lines where no terminal shows them live
 STALE_SECONDS = 60.0  # age from which a number on the line is marked with it
+MOST_ROWS = 64  # newest reports that warnings may be about
 
 
 class _Pace:
@@ -79,7 +80,7 @@ class Progress:
     self._reached: tuple[int, int] | None = None
     self._steps, self._updates = _Pace(), _Pace()
     # One process ends with its last update, after its last step; several end with their last step.
-    self._num_updates = preflight.num_updates(config) if config.fused else None
+    self._num_updates = validation.num_updates(config) if config.fused else None
     self._shown = 0.0
     self._grows = grows
     self._unfinished = ''
@@ -297,9 +298,9 @@ def farewell(folder: pathlib.Path, config: launch_config.ExperimentConfig, inter
 
 
 class Warnings:
-  """Prints and records warnings, also by the agent's advice (`make_advice`), if it has any.
+  """Prints and records each kind of warning once, also those of the agent (`AgentRecord.advise`).
 
-  The advice judges rows of the learner's metrics: each that is written to this logger, or, where another
+  The agent judges rows of the learner's metrics: each that is written to this logger, or, where another
   process learns, the newest one at each `tick`.
   """
 
@@ -316,10 +317,10 @@ class Warnings:
       folder: folder of the run, whose metrics are read.
       events: log to which each warning is written.
     """
-
-    self._events, self._say = events, say
-    self._advice = config.record.make_advice(config, self.warn)
+    self._config, self._events, self._say = config, events, say
     self._metrics = folder / 'metrics'
+    self._rows: list[Mapping[str, Any]] = []  # the first one, and the newest
+    self._said: set[str] = set()
     self._newest = time.time()
 
   def warn(self, text: str) -> None:
@@ -328,20 +329,24 @@ class Warnings:
     self._say(f'warning: {text}')
 
   def write(self, row: Mapping[str, Any]) -> None:
-    """Hands a row of the learner's metrics to the advice."""
-    if self._advice is not None:
-      scored = metrics.last(self._metrics / 'evaluator.jsonl') or {}
-      self._advice.score = scored.get('normalised_score')
-      self._advice.look(row)
+    """Hands a row of the learner's metrics to the agent, and warns."""
+    self._rows.append(row)
+    del self._rows[1:-MOST_ROWS]
+    scored = metrics.last(self._metrics / 'evaluator.jsonl') or {}
+    advice = self._config.record.advise(self._config, self._rows, scored.get('normalised_score'))
+    for kind, text in advice.items():
+      if kind not in self._said:
+        self._said.add(kind)
+        self.warn(text)
 
   def close(self) -> None:
     """Does nothing, as the events are closed by their owner."""
 
   def tick(self) -> None:
-    """Hands the learner's newest row of metrics to the advice, if it is a new one."""
-    row = None if self._advice is None else metrics.last(self._metrics / 'learner.jsonl')
+    """Judges the learner's newest row of metrics, if it is a new one."""
+    row = metrics.last(self._metrics / 'learner.jsonl')
     if row is None or row['time'] <= self._newest:
       return
     self._newest = row['time']
     acting = metrics.last(self._metrics / 'actor-0.jsonl') or {}
-    self.write(row | {name: acting.get(name) for name in ('episode_return', 'episode_length')})
+    self.write({name: acting.get(name) for name in ('episode_return', 'episode_length')} | row)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hephaestus.launch.run import commands as run_commands
-from hephaestus.launch.run import packages
+from hephaestus.launch.run import packages, validation
 from hephaestus.launch.run import request as request_lib
 
 
@@ -89,7 +89,7 @@ def _check_first(config: Any) -> None:
   jax.config.update('jax_platforms', 'cpu')  # accelerators are for the runs
   if not config.fused:
     packages.check_distributed('--no-fused', 'train in one process with --fused')
-  preflight.check_budget(config)
+  validation.check_budget(config)
   preflight.check_environment(config)
   if config.fused and not config.accelerator:
     fused.prepare(config)

@@ -16,7 +16,8 @@ from hephaestus.launch import config, user_errors
 from hephaestus.launch.agents import presets
 from hephaestus.launch.files import metrics
 from hephaestus.launch.processes import supervisor
-from hephaestus.launch.run import composition, local, nodes, preflight, variables
+from hephaestus.launch.run import composition, local, nodes, preflight, validation, variables
+from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import progress as progress_lib
 from hephaestus.learner import loop
 from hephaestus.replay import loopback
@@ -82,9 +83,10 @@ def test_progress_of_ppo_shows_staleness(run):
 def test_environment_beyond_a_threshold_of_the_agent_is_warned_of(size, line):
   given = [f'environment.size={size}', 'environment.num_resources=2']
   made = config.override(presets.laptop('grid_world'), given)
-  warnings = preflight.warnings(made)
+  warned = lambda made: made.record.warnings(parts_lib.make_parts(made).trained)
+  warnings = warned(made)
   assert [line in warning for warning in warnings] == [True] * (line is not None)
-  assert not preflight.warnings(presets.ppo_laptop('grid_world'))
+  assert not warned(presets.ppo_laptop('grid_world'))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,7 @@ def test_environment_beyond_a_threshold_of_the_agent_is_warned_of(size, line):
   ],
 )  # fmt: skip
 def test_steps_of_a_run_are_reported_in_updates(make, changes, line):
-  line_of_run = preflight.check_budget(config.override(make('catch'), changes))
+  line_of_run = validation.check_budget(config.override(make('catch'), changes))
   assert line_of_run.startswith(line) and ('too few' in line_of_run) == ('too few' in line)
 
 
@@ -255,7 +257,7 @@ def test_node_that_fails_again_and_again_shows_only_errors_of_own_code(run, caps
   )
   outcome = supervisor.Outcome(1, 0, 'actor-0', 1, ['Traceback', 'lamp 7'], {})
   launch = composition.Launch(config=made, folder=folder)
-  watcher = local._Watcher(launch, None, ['actor-0'], [], None)
+  watcher = local._Watcher(launch, None, ['actor-0'], [])
   assert watcher.report(outcome) == 1
   shown = capsys.readouterr().out.splitlines()
   assert shown[-1] == f'the whole log: {log}'
