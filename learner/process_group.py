@@ -77,10 +77,8 @@ class ProcessGroup:
     self._exit_code = 1
     atexit.register(self._end_at_once)
     on_sigterm = signal.getsignal(signal.SIGTERM)
-    join = Call(functools.partial(_join, place))
     try:
-      while not join.wait(_POLL_SECONDS):
-        self._end_if_asked()
+      wait_for(functools.partial(_join, place), self._end_if_asked)
     except RuntimeError as error:
       self.note_failure(error)
       raise
@@ -94,9 +92,6 @@ class ProcessGroup:
 
     Args:
       tree: arrays and typed keys; in other processes than the first, their shapes and dtypes.
-
-    Returns:
-      The tree of the first process, as host arrays and typed keys.
     """
     leaves, treedef = jax.tree.flatten(tree)
     is_key = lambda leaf: jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
@@ -150,12 +145,7 @@ class ProcessGroup:
     return bool(self._client.key_value_dir_get(round_))
 
   def sum(self, count: int, meanwhile: Callable[[], object]) -> int:
-    """Returns the sum of `count` over all processes, once all have called it.
-
-    Args:
-      count: what this process adds.
-      meanwhile: called repeatedly while this process waits.
-    """
+    """Returns the sum of `count` over all processes, once all have called it; calls `meanwhile` while it waits."""
     # While one still reads its sum, others may have begun the next one, but not the one after it.
     round_, self._sums = f'sum/{self._sums % 2}/', self._sums + 1
     self._client.key_value_set(f'{round_}{self._place.rank}', str(count), allow_overwrite=True)
@@ -172,9 +162,7 @@ class ProcessGroup:
 
   def _meet(self, place: str, meanwhile: Callable[[], object]) -> None:
     """Returns when all processes have called it with the same `place`."""
-    barrier = Call(functools.partial(self._client.wait_at_barrier, place, _ENDLESS_MS))
-    while not barrier.wait(_POLL_SECONDS):
-      meanwhile()
+    wait_for(functools.partial(self._client.wait_at_barrier, place, _ENDLESS_MS), meanwhile)
 
   def _wish(self) -> None:
     self._client.key_value_set(f'wish/{self._place.rank}', '', allow_overwrite=True)
@@ -254,35 +242,29 @@ Group = ProcessGroup | OneProcess
 ONE_PROCESS = OneProcess()
 
 
-class Call:
-  """Runs a function in a thread, so that the main thread handles signals meanwhile.
+def wait_for(call: Callable[[], Any], meanwhile: Callable[[], object]) -> Any:
+  """Runs a function in a thread, so that the main thread handles signals; returns its result or raises its error.
 
-  Args:
-    call: the function; it starts at once.
-
-  Attributes:
-    result: its result, once `wait` has returned True.
+  `meanwhile` is called repeatedly until the function has returned.
   """
+  outcome: list[Any] = []
+  failures: list[BaseException] = []
 
-  def __init__(self, call: Callable[[], Any]):
-    self._call = call
-    self.result: Any = None
-    self._failure: BaseException | None = None
-    self._thread = threading.Thread(target=self._run, name='coordination', daemon=True)
-    self._thread.start()
-
-  def _run(self) -> None:
+  def run() -> None:
     try:
-      self.result = self._call()
-    except BaseException as error:  # raised again by `wait`
-      self._failure = error
+      outcome.append(call())
+    except BaseException as error:
+      failures.append(error)
 
-  def wait(self, timeout_seconds: float) -> bool:
-    """Waits at most `timeout_seconds`; returns whether the function has returned, or raises its error."""
-    self._thread.join(timeout_seconds)
-    if self._failure is not None:
-      raise self._failure
-    return not self._thread.is_alive()
+  thread = threading.Thread(target=run, name='coordination', daemon=True)
+  thread.start()
+  while thread.is_alive():
+    thread.join(_POLL_SECONDS)
+    if thread.is_alive():
+      meanwhile()
+  if failures:
+    raise failures[0]
+  return outcome[0]
 
 
 def is_of_peers(error: Exception) -> bool:

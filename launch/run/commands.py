@@ -77,14 +77,11 @@ def _config(request: request_lib.TrainRequest) -> int:
 
 
 def begin(request: request_lib.TrainRequest, config: Any) -> int:
-  """Makes or opens the folder of a run, and trains until it ends.
+  """Makes or opens the folder of a run, and trains until it ends; returns the exit code.
 
   Args:
     request: what the user asks for, from which `request.make_config` has made the config.
     config: config of the run.
-
-  Returns:
-    The exit code, of `fused.train` or `local.train`.
 
   Raises:
     ValueError: this machine or the folder cannot run it; names a flag or key.

@@ -20,7 +20,6 @@ from hephaestus.launch.run import composition, preflight, variables
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import progress as progress_lib
 from hephaestus.learner import loop as loop_lib
-from hephaestus.learner import process
 from hephaestus.learner import profile as profile_lib
 from hephaestus.learner.sources import stepped, unrolled
 from hephaestus.replay import buffer, parameters
@@ -75,10 +74,7 @@ def make_replay(config: launch_config.ExperimentConfig, num_devices: int) -> buf
   """Computes the sizes of a run's replay, whose capacity is less than twice what the run will collect.
 
   It is 2^n unrolls, at most the largest stratum, so that runs of similar length share one compiled program.
-
-  Raises:
-    ValueError: environments or strata do not divide over the devices, or the strata are smaller than an
-      unroll.
+  ValueError if environments or strata do not divide over the devices, or the strata are smaller than an unroll.
   """
   strata, num_envs = config.replay.strata, config.actor.num_envs
   sizes = {f'replay.strata.{each.name}.max_size': each.max_size for each in strata}
@@ -149,14 +145,7 @@ def _available_bytes(devices: list[jax.Device]) -> int | None:
 
 
 class Prepared(NamedTuple):
-  """Parts of a fused run; nothing is compiled or written yet.
-
-  Attributes:
-    config: config of the run.
-    parts: parts of the run.
-    program: program of the run, not yet compiled.
-    stop: the first signal that asks to stop, while it is entered.
-  """
+  """Parts and program of a fused run, nothing of it compiled yet; `stop` notes signals while entered."""
 
   config: launch_config.ExperimentConfig
   parts: parts_lib.Parts
@@ -165,12 +154,8 @@ class Prepared(NamedTuple):
 
 
 def prepare(config: launch_config.ExperimentConfig) -> Prepared:
-  """Sets up JAX in this process, and makes the parts and the program of a fused run.
-
-  Raises:
-    ValueError: as in `parts.make_parts` and `build`.
-  """
-  _prepare_process(config)
+  """Makes the parts and the program of a run whose environment was checked; ValueError as `build`."""
+  _prepare_process()
   parts = parts_lib.make_parts(config)
   stop = supervisor.Interrupts(_say_stopping)
   program = build(config, parts, jax.local_devices(), lambda: stop.count > 0)
@@ -222,13 +207,7 @@ def train(
 
 
 class _Monitor:
-  """Shows progress and warnings on the terminal, and evaluates between the updates of a loop.
-
-  Attributes:
-    hooks: callbacks of the loop.
-    say: prints a line.
-    warn: prints a warning, and writes it to the run's events.
-  """
+  """Shows progress and warnings on the terminal, and evaluates between the updates of a loop, by its `hooks`."""
 
   def __init__(self, prepared: Prepared, launch: composition.Launch):
     self._prepared, self._launch = prepared, launch
@@ -307,15 +286,11 @@ def _compile(prepared: Prepared, say: Callable[[str], None]) -> None:
   )
 
 
-def _prepare_process(config: launch_config.ExperimentConfig) -> None:
-  """Sets up JAX and logging in this process, as other runs do by the environment of their nodes."""
-  process.prepare()
+def _prepare_process() -> None:
+  """Sets up logging and libraries in this process, as nodes are by their environment; see also `preflight`."""
   logging.set_verbosity(logging.WARNING)  # nodes log to files; this is the terminal
   for name, value in variables.COMMON.items():
     os.environ.setdefault(name, value)
-  if not config.accelerator:
-    jax.config.update('jax_platforms', 'cpu')
-  variables.keep_compiled()
 
 
 def _say_stopping() -> None:

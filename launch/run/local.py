@@ -132,10 +132,8 @@ def _announce(
   """Chooses and prints the ports of this host; writes the addresses of replay into the run's folder.
 
   Returns:
-    The launch with everything that belongs to this host, and HOST:PORT of each shard of replay.
-
-  Raises:
-    ValueError: a port or an address cannot be used.
+    The launch with everything that belongs to this host, and HOST:PORT of each shard of replay. ValueError if a
+    port or an address cannot be used.
   """
   config = launch.config
   shards = parts_lib.replay_names(config.replay.num_shards)
@@ -169,7 +167,7 @@ def _announce(
 
 
 def _check_port(port: int) -> int:
-  """Returns the port; ValueError if replay cannot listen at it."""
+  """Returns a port at which replay can listen; otherwise ValueError."""
   refusal = f'replay.port={port}: cannot be used ({{}}); give another, or null for a free one'
   preflight.check_listening('::', port, refusal)
   return port
@@ -294,11 +292,8 @@ class _Watcher:
 class Drain:
   """Tells whether replay may stop: other hosts disconnect once they have seen the end of the run.
 
-  A call returns True after `DRAIN_SECONDS` without a connection. From `MAX_DRAIN_SECONDS` after the
-  first call on, connections are ignored.
-
-  Args:
-    ports: ports of replay on this host.
+  A call returns True after `DRAIN_SECONDS` without a connection to the ports of replay here. From
+  `MAX_DRAIN_SECONDS` after the first call on, connections are ignored.
   """
 
   def __init__(self, ports: Sequence[int]):

@@ -18,13 +18,11 @@ from hephaestus.replay import loopback, tables
 def check_environment(config: launch_config.ExperimentConfig) -> list[str]:
   """Makes environment and agent of a run once, and checks the values that the environment emits.
 
-  Unless a fused run may use an accelerator, it restricts JAX in this process to the CPU.
+  Unless a fused run may use an accelerator, it restricts JAX in this process to the CPU. ValueError if the
+  environment is unknown or breaks its specs, or the agent does not support these.
 
   Returns:
     A line for each warning, of the agent or the environment.
-
-  Raises:
-    ValueError: the environment is unknown or breaks its specs, or the agent does not support these.
   """
   process.prepare()
   if not config.accelerator or not config.fused:
@@ -42,11 +40,7 @@ def check_environment(config: launch_config.ExperimentConfig) -> list[str]:
 
 
 def check_values(environment: environment_lib.Environment, seed: int) -> list[str]:
-  """Checks the values that an environment emits in some steps; returns a line for each warning.
-
-  Raises:
-    ValueError: the environment breaks its specs.
-  """
+  """A line for each warning about the values that an environment emits; ValueError if it breaks its specs."""
   if isinstance(environment, host.HostEnvironment):
     return host.check_values(environment, seed)
   return wrappers.check_values(environment, jax.random.key(seed))
@@ -72,14 +66,9 @@ def memory() -> int:
 
 
 def reach(exposed: bool) -> tuple[bool, str]:
-  """Decides whether replay on this host is exposed to other machines.
+  """Whether replay on this host is reachable from other machines, and a description of who can reach it.
 
-  Args:
-    exposed: whether the user wants it to be. If the system cannot restrict the port to this machine,
-      replay is exposed anyway.
-
-  Returns:
-    Whether replay will be exposed, and a description of who can reach it.
+  It is, too, where the user does not want it `exposed`, if the system cannot restrict the port to this machine.
   """
   refusal = '' if exposed else loopback.refusal()
   if not exposed and not refusal:
@@ -89,13 +78,7 @@ def reach(exposed: bool) -> tuple[bool, str]:
 
 
 def check_listening(host: str, port: int, refusal: str) -> None:
-  """Raises ValueError if nothing can listen at this port of this machine, with `refusal` around the reason.
-
-  Args:
-    host: address to listen at, '::' for all.
-    port: port to listen at.
-    refusal: message, with {} for the reason.
-  """
+  """Raises ValueError, `refusal` with the reason for {}, if nothing can listen at this port here."""
   with socket.socket(socket.AF_INET6 if ':' in host else socket.AF_INET) as probe:
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -72,9 +72,8 @@ class Progress:
       starting: text shown until environment steps or updates of this launch are known.
       grows: whether the line "starting" may grow, because nothing but this object prints.
     """
-    self._config = config
-    self._folder = folder
-    self._starting = starting
+    self._config, self._folder = config, folder
+    self._starting, self._grows = starting, grows
     self._live = sys.stdout.isatty()
     self._start, self._started_at = time.monotonic(), time.time()
     self._reached: tuple[int, int] | None = None
@@ -82,7 +81,6 @@ class Progress:
     # One process ends with its last update, after its last step; several end with their last step.
     self._num_updates = validation.num_updates(config) if config.fused else None
     self._shown = 0.0
-    self._grows = grows
     self._unfinished = ''
     self._lock = threading.RLock()  # a fused run shows the line from a thread
 
@@ -132,7 +130,6 @@ class Progress:
         sys.stdout.flush()
 
   def _begin(self) -> str:
-    """The line before the first step or update."""
     return f'{self._name()}  starting: {self._starting}'
 
   def line(self) -> str:
@@ -203,7 +200,7 @@ class ActorsProgress(Progress):
   """The line of a host with actors and without the learner."""
 
   def line(self) -> str:
-    """Returns the line: steps of the run; number, throughput, throttling, params version of actors here."""
+    """Returns the line: steps of the run, and sums and means over the actors of this host."""
     newest = map(self._newest, self._folder.glob('metrics/actor-*.jsonl'))
     rows = [row for row in newest if row is not None]
     if not rows:
@@ -236,17 +233,12 @@ def make(
   *,
   grows: bool = True,
 ) -> Progress:
-  """Makes the progress line that suits the nodes of a host.
-
-  Args:
-    nodes: names of the nodes on this host.
-    grows: see `Progress`.
-  """
+  """Makes the progress line that suits the nodes of a host, given by their names; `grows` as of `Progress`."""
+  kind: type[Progress] = NoProgress
   if parts_lib.learners(config.learner.num_processes)[0] in nodes:
-    kind: type[Progress] = Progress
-  else:
-    acts = any(name.startswith(parts_lib.ACTOR) for name in nodes)
-    kind = ActorsProgress if acts else NoProgress
+    kind = Progress
+  elif any(name.startswith(parts_lib.ACTOR) for name in nodes):
+    kind = ActorsProgress
   return kind(config, folder, grows=grows)
 
 
@@ -284,13 +276,10 @@ def summary(folder: pathlib.Path) -> str:
 
 
 def farewell(folder: pathlib.Path, config: launch_config.ExperimentConfig, interrupted: int) -> int:
-  """Prints the last line of a run that has ended in order.
+  """Prints the last line of a run that has ended in order, and returns its exit code.
 
   Args:
-    interrupted: number of the signal that has stopped the run; 0 if it has finished.
-
-  Returns:
-    The exit code: 0 when finished or stopped by SIGTERM, 130 by Ctrl-C.
+    interrupted: number of the signal that has stopped the run; 0 if it has finished. SIGINT gives 130.
   """
   resume = f'stopped; resume with: {folder_lib.resume_command(folder, config)}'
   print(resume if interrupted else summary(folder), flush=True)
@@ -300,8 +289,8 @@ def farewell(folder: pathlib.Path, config: launch_config.ExperimentConfig, inter
 class Warnings:
   """Prints and records each kind of warning once, also those of the agent (`AgentRecord.advise`).
 
-  The agent judges rows of the learner's metrics: each that is written to this logger, or, where another
-  process learns, the newest one at each `tick`.
+  The agent judges rows of the learner's metrics from now on: each that is written to this logger, or, where
+  another process learns, the newest one at each `tick`.
   """
 
   def __init__(
@@ -311,12 +300,6 @@ class Warnings:
     events: metrics.JsonLines,
     say: Callable[[str], None],
   ):
-    """Initializes the warnings; metrics from before this call are ignored.
-
-    Args:
-      folder: folder of the run, whose metrics are read.
-      events: log to which each warning is written.
-    """
     self._config, self._events, self._say = config, events, say
     self._metrics = folder / 'metrics'
     self._rows: list[Mapping[str, Any]] = []  # the first one, and the newest

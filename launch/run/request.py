@@ -76,7 +76,9 @@ class TrainRequest:
     """The content of the file `config`; an empty one if there is no file."""
     from hephaestus.launch import config as launch_config
 
-    return launch_config.read_partial(self.config)
+    return (
+      launch_config.ConfigFile() if self.config is None else launch_config.read_partial(self.config)
+    )
 
   @functools.cached_property
   def span(self) -> profile_lib.Span | None:
@@ -96,7 +98,7 @@ class TrainRequest:
     """Lists words of a command line that ask for the same; of fields with these names, or of all."""
     words: list[str] = []
     for field in _fields(names):
-      value, flag = getattr(self, field.name), _name(field)
+      value, flag = getattr(self, field.name), _flag(field)
       if value == field.default:
         continue
       if isinstance(value, bool):
@@ -137,9 +139,8 @@ def _fields(names: tuple[str, ...], record: type = TrainRequest) -> list[datacla
   return [field for field in dataclasses.fields(record) if not names or field.name in names]
 
 
-def _name(field: dataclasses.Field) -> str:
-  name: str = field.metadata.get('name', field.name)
-  return '--' + name.replace('_', '-')
+def _flag(field: dataclasses.Field) -> str:
+  return '--' + field.metadata.get('name', field.name).replace('_', '-')
 
 
 def add(parser: argparse.ArgumentParser, *names: str, record: type = TrainRequest) -> None:
@@ -148,7 +149,7 @@ def add(parser: argparse.ArgumentParser, *names: str, record: type = TrainReques
   for field in _fields(names, record):
     metavar = {name: field.metadata[name] for name in ('metavar',) if name in field.metadata}
     options = _OPTIONS[field.type] | metavar
-    parser.add_argument(_name(field), dest=field.name, help=texts[field.name], **options)
+    parser.add_argument(_flag(field), dest=field.name, help=texts[field.name], **options)
 
 
 def of(arguments: argparse.Namespace, **given: Any) -> TrainRequest:

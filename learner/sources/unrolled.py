@@ -537,6 +537,3 @@ class Unrolled(loop.Source):
         part_of(self._versions, 0), replay.strata, span.step, num_devices=len(self._program.devices)
       ),
     }
-
-  def close(self) -> None:
-    """Does nothing: no other node is involved."""

