@@ -514,18 +514,11 @@ def test_resume_takes_what_is_not_given_from_the_folder(folder, agent):
   assert differences and not any('agent_name' in each or 'seed' in each for each in differences)
 
 
-@pytest.mark.parametrize(
-  ('option', 'words'),
-  [
-    (('--env', 'grid_world'), '--env: the folder has catch, you gave grid_world'),
-    (('--agent', 'dreamer'), '--agent: the folder has ppo, you gave dreamer'),
-  ],
-)
-def test_resume_blames_the_option_that_was_given(folder, capsys, option, words):
+def test_resume_blames_the_option_that_was_given(folder, capsys):
   folder_lib.open_run(folder, presets.ppo_laptop('catch'))
-  assert run('train', '--run', folder, *option) == 2
+  assert run('train', '--run', folder, '--env', 'grid_world') == 2
   message = capsys.readouterr().err
-  assert words in message and message.count('\n') == 1
+  assert '--env: the folder has catch' in message and message.count('\n') == 1
 
 
 def test_background_command_stops_at_sigint(tmp_path):
