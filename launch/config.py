@@ -27,12 +27,7 @@ def of_preset(agent: str, preset: str, environment: str) -> 'ExperimentConfig':
   """Makes the config of a preset.
 
   Args:
-    agent: name of the agent, as given to `--agent`; see `records.find_record`.
-    preset: name of one of the agent's presets, such as 'laptop'.
-    environment: name of the environment, as given to `--env`.
-
-  Returns:
-    The config, with the environment's default options.
+    agent, preset, environment: names, as given to `--agent`, `--preset` and `--env`.
 
   Raises:
     ValueError: there is no such agent, it has no such preset, or the preset is of another agent.
@@ -92,8 +87,7 @@ class ExperimentConfig:
 
   Attributes:
     agent_name: name of the agent, as given to `--agent`; see `records.find_record`.
-    environment: key `name`: name of the environment; other keys: its options. In place of a number an option
-      may have a schedule, [[step, value], ...].
+    environment: key `name`: name of the environment; other keys: its options.
     agent: sizes and constants of the agent, of the class `config_class` of its record.
     replay: strata, replay ratio and servers of replay.
     learner: optimizers and periods of the learner, of the class `learner_class` of the agent's record.
@@ -149,23 +143,20 @@ class ExperimentConfig:
       given = f'{type(self.agent).__name__} and {type(self.learner).__name__}'
       raise ValueError(f'agent, learner: {given} do not belong together, or not to {record.name}')
     if getattr(self.learner, 'fused', False):
-      self._check_fused()
+      if not record.can_fuse:
+        raise ValueError(
+          f'learner.fused=True: {self.agent_name} runs with actors of its own; use false'
+        )
+      if self.learner.num_processes > 1:
+        raise ValueError(
+          f'learner.num_processes={self.learner.num_processes}: a fused run is one process; use 1, or '
+          'add --no-fused'
+        )
     if not record.on_policy:
       tables.check(self.replay, self.learner.batch_per_process, self.actor.num_envs)
     elif not self.fused:
       self._check_queue()
     record.check(self)
-
-  def _check_fused(self):
-    if not self.record.can_fuse:
-      raise ValueError(
-        f'learner.fused=True: {self.agent_name} runs with actors of its own; use false'
-      )
-    if self.learner.num_processes > 1:
-      raise ValueError(
-        f'learner.num_processes={self.learner.num_processes}: a fused run is one process; use 1, or add '
-        '--no-fused'
-      )
 
   def _check_queue(self):
     from hephaestus.learner.sources import stale_filter  # which imports JAX
@@ -179,10 +170,9 @@ class ExperimentConfig:
         f'actor.num_actors) do not divide over so many; use {near}, or other numbers of those'
       )
     ahead = count * stale_filter.sequences_in_flight(self.replay.max_in_flight, batch_size // count)
+    # The greatest age of a sequence is 1 + (max_size + ahead) // batch_size updates.
     most = batch_size * self.learner.max_staleness - ahead - 1
-    if (
-      stale_filter.updates_behind(stratum.max_size, ahead, batch_size) > self.learner.max_staleness
-    ):
+    if stratum.max_size > most:
       raise ValueError(
         f'replay.strata.{stratum.name}.max_size={stratum.max_size}: sampled sequences would be older than '
         f'learner.max_staleness={self.learner.max_staleness} updates; for batches of {batch_size} '
@@ -216,24 +206,8 @@ class ExperimentConfig:
     """Environment steps that a sequence of T time steps adds, T - 1: adjacent ones share a time step."""
     return self.actor.sequence_length - 1
 
-  @property
-  def schedules(self) -> dict[str, list[tuple[int, Any]]]:
-    """Options of the environment that vary over the run, see `environments.schedules`."""
-    options = dict(self.environment)
-    return environments.schedules(options.pop('name'), options)
-
-  def at(self, environment_step: int) -> 'ExperimentConfig':
-    """The config with the value of each schedule at an environment step; itself without a schedule."""
-    values = {
-      option: [value for start, value in schedule if start <= environment_step][-1]
-      for option, schedule in self.schedules.items()
-    }
-    if not values:
-      return self
-    return dataclasses.replace(self, environment={**self.environment, **values})
-
   def make_environment(self):
-    """Makes the run's environment, with the last value of each schedule.
+    """Makes the run's environment.
 
     One that is stepped on the host is asked for its specs by the first call only, since an instance of
     it may be a program that starts slowly; the answers travel to the nodes with this config.
@@ -246,7 +220,7 @@ class ExperimentConfig:
     known = vars(self).get('_on_host')
     if known is not None:
       return known
-    options = dict(self.at(LARGEST).environment)
+    options = dict(self.environment)
     name = options.pop('name')
     environment = environments.make(name, **options)
     if isinstance(environment, host.HostEnvironment):
@@ -275,8 +249,7 @@ def override(
   All values are replaced before they are checked against each other.
 
   Args:
-    assignments: texts 'key=value', such as 'agent.ensemble_size=3', 'environment.size=8',
-      'replay.strata[0].max_size=256' or
+    assignments: texts 'key=value', such as 'agent.ensemble_size=3', 'replay.strata[0].max_size=256' or
       'replay.strata=[{name: episodic, max_size: 50000, share: 1.0}]'.
     content: values of a configuration file, nested or by path, without `agent_name`; they are
       applied before `assignments`.
@@ -333,7 +306,7 @@ def _assign(tree: Any, key: str, value: Any) -> Any:
 
 
 def _strata(values: Sequence[Any]) -> tuple[tables.Stratum, ...]:
-  """Strata of replay by their values; ValueError, with an example, where one is not a mapping or has other keys."""
+  """Strata of replay by their values; ValueError, with an example, for other keys."""
   try:
     return tuple(tables.Stratum(**each) for each in values)
   except TypeError as error:
@@ -369,12 +342,7 @@ def _explain(config: ExperimentConfig, key: str, value: str, error: Exception) -
 
 
 def _from_tree(content: dict[str, Any]) -> ExperimentConfig:
-  """Makes a config from the content of a config.yaml, see `to_tree`.
-
-  Raises:
-    KeyError: a section is missing.
-    TypeError, ValueError: a key is unknown or missing, or a value is invalid.
-  """
+  """Makes a config from the content of a config.yaml, see `to_tree`; any error if it is not one."""
   values = dict(content)
   record = records.find_record(values.get(AGENT, records.DREAMER))
   sections = {
@@ -442,7 +410,6 @@ def parse_yaml(text: str) -> Any:
 
   Raises:
     ValueError: it is nested so deeply that the parser would exceed its stack and end the process.
-    yaml.YAMLError, omegaconf_errors.OmegaConfBaseException: it is no YAML, or refers to no value.
   """
   depth = 0
   for event in yaml.parse(text, Loader=yaml.SafeLoader):  # one after the other, without recursion
@@ -474,11 +441,7 @@ def _leaves(tree: Any, path: str = '') -> dict[str, Any]:
 
 
 def conflicts(old: ExperimentConfig, new: ExperimentConfig) -> list[str]:
-  """Finds keys that differ but may not change when a run resumes, see `FREE`.
-
-  Returns:
-    A line for each such key, with both values; empty if the run can resume.
-  """
+  """A line for each key that differs but may not change when a run resumes, see `FREE`; with both values."""
   if old.agent_name != new.agent_name:  # most keys would differ, which explains nothing
     return [f'--agent: the folder has {old.agent_name}, you gave {new.agent_name}']
   before, after = (flatten(_plain(OmegaConf.structured(config))) for config in (old, new))
@@ -495,9 +458,7 @@ class ConfigFile(NamedTuple):
   """Content of a file of `--config`, which need not have all keys.
 
   Attributes:
-    preset: name of the preset that gives the values which the file lacks; None if not given.
-    agent: name of the agent, as given to `--agent`; None if not given.
-    env: name of the environment, as given to `--env`; None if not given.
+    preset, agent, env: names, as given to `--preset`, `--agent` and `--env`; None if not given.
     values: all other values by their path, such as 'agent.gamma'.
   """
 
@@ -507,17 +468,8 @@ class ConfigFile(NamedTuple):
   values: Mapping[str, Any] = {}
 
 
-def read_partial(path: pathlib.Path | None) -> ConfigFile:
-  """Reads a file of `--config`, which need not have all keys; it may be config.yaml of a run.
-
-  Args:
-    path: path of the file; None gives an empty content.
-
-  Raises:
-    ValueError: the file cannot be read or is no mapping, or its preset or agent is not a name.
-  """
-  if path is None:
-    return ConfigFile()
+def read_partial(path: pathlib.Path) -> ConfigFile:
+  """Reads a file of `--config`, which may be config.yaml of a run; ValueError if it is no such file."""
   try:
     content: Any = parse_yaml(path.read_text())
   except OSError as error:
@@ -550,7 +502,7 @@ def to_commented_yaml(config: ExperimentConfig) -> str:
 
 
 def _lines_of_keys(node: yaml.Node, path: str = '') -> Iterator[tuple[str, int]]:
-  """Yields (path, index of its line) of each key below a node, whose own path is `path`."""
+  """Yields (path, index of its line) of each key below a node."""
   if isinstance(node, yaml.MappingNode):
     for key, value in node.value:
       name = f'{path}.{key.value}' if path else key.value
@@ -562,15 +514,7 @@ def _lines_of_keys(node: yaml.Node, path: str = '') -> Iterator[tuple[str, int]]
 
 
 def meanings(config: Any, path: str = '') -> dict[str, str]:
-  """Collects the comments on all fields of a config.
-
-  Args:
-    config: a dataclass, which may hold others, also in lists.
-    path: path of `config` itself, if it is a section of another one.
-
-  Returns:
-    Path of each field -> its comment, see `comments.of`.
-  """
+  """Path of each field of a dataclass, which may hold others, also in lists -> its comment, see `comments.of`."""
   found, known = {}, comments.of(type(config))
   for field in dataclasses.fields(config):
     name = f'{path}.{field.name}' if path else field.name

@@ -139,37 +139,27 @@ class AgentRecord(abc.ABC):
     del trained
     return ()
 
-  def check_memory(self, config: ExperimentConfig, trained: Any, available: int | None) -> None:
-    """Refuses sizes of the agent that do not fit into the memory of the learner's device.
-
-    Args:
-      config: config of the run.
-      trained: result of `make`.
-      available: bytes of memory of the device; None where unknown.
-
-    Raises:
-      ValueError: they do not fit; names the field and a value that would fit.
-    """
-    del config, trained, available
-
   def describe_update(self, config: ExperimentConfig, update: Any) -> str:
     """Describes the updates after each unroll of a fused run, as '2 updates of 16 sequences after each'."""
     del update
     per_unroll = config.replay.replay_ratio * config.actor.num_envs / config.batch_size
     return f'{per_unroll:g} updates of {config.batch_size} sequences after each'
 
-  def make_advice(self, config: ExperimentConfig, warn: Callable[[str], None]) -> Any:
-    """Makes an `advice.Advice`, which judges the learner's metrics while it trains.
+  def advise(
+    self, config: ExperimentConfig, rows: Sequence[Mapping[str, Any]], score: float | None
+  ) -> Mapping[str, str]:
+    """Judges the metrics of the learner while it trains, and afterwards; see `learner/advice.py`.
 
     Args:
       config: config of the run.
-      warn: called with the text of each warning.
+      rows: metrics of the first report, and of the newest ones, the oldest first.
+      score: newest normalised score; None if unknown.
 
     Returns:
-      The advice; None (the default) for an agent without any.
+      A text for each warning, with the setting to change, by the name of its kind; none by default.
     """
-    del config, warn
-    return None
+    del config, rows, score
+    return {}
 
 
 @functools.cache

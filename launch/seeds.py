@@ -12,12 +12,12 @@ from typing import NamedTuple
 import jax
 
 from hephaestus.launch import config as launch_config
-from hephaestus.launch.agents import machine, presets
+from hephaestus.launch.agents import presets
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import metrics
 from hephaestus.launch.processes import jobs
 from hephaestus.launch.report import page
-from hephaestus.launch.run import packages, preflight
+from hephaestus.launch.run import preflight, validation
 from hephaestus.launch.run import request as request_lib
 
 
@@ -42,12 +42,9 @@ def train(request: request_lib.TrainRequest, seeds: Sequence[int], at_a_time: in
   code = 0
   if missing:
     cores = shares(missing, at_a_time)
-    config = missing[0].config  # before any folder is made; each run checks its own later
-    machine.check(config, machine.find())
+    folder, config = missing[0]  # before any folder is made; each run checks its own later
+    validation.validate_here(request, config, folder)
     jax.config.update('jax_platforms', 'cpu')  # accelerators are for the runs
-    if not config.fused:
-      packages.check_distributed(*request_lib.several_processes(request, config))
-    preflight.check_budget(config)
     preflight.check_environment(config)
     say = lambda text: print(text, flush=True)
     say(f'{len(missing)} runs of {len(runs)} to do, {len(cores)} at a time, in {parent}')

@@ -30,12 +30,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Restored(NamedTuple):
-  """The content of a checkpoint.
-
-  Attributes:
-    state: the train state, one replica, host arrays and typed keys.
-    step: the learner step at which it was saved.
-  """
+  """The train state of a checkpoint, one replica of host arrays and typed keys, and its learner step."""
 
   state: Tree
   step: int
@@ -55,16 +50,13 @@ def _to_arrays(state: Tree) -> dict[str, np.ndarray]:
 
 
 def best(steps: Sequence[int], scores: Sequence[tuple[int, float]]) -> int | None:
-  """The checkpoint nearest to the evaluation with the highest score; of equal ones, the later.
+  """Learner step of the checkpoint nearest to the evaluation with the highest score; of equal ones, the later.
 
-  A run may go on while it is evaluated, so the two need not be of the same step.
+  A run may go on while it is evaluated, so the two need not be of the same step. None without a checkpoint or score.
 
   Args:
     steps: learner steps of the checkpoints.
     scores: learner step and score of each evaluation.
-
-  Returns:
-    Learner step of that checkpoint; None without a checkpoint or a score.
   """
   if not steps or not scores:
     return None
@@ -73,14 +65,11 @@ def best(steps: Sequence[int], scores: Sequence[tuple[int, float]]) -> int | Non
 
 
 def transplanted(arrays_of: Tree, like: Tree) -> Tree:
-  """Puts the arrays of one tree into the structure of another.
+  """Puts the arrays of one tree, matched by their paths, into the structure of another; types PRNG keys again.
 
   Args:
-    arrays_of: tree of host arrays, matched by their paths.
+    arrays_of: tree of host arrays.
     like: tree with the wanted structure, of arrays or of their shapes and dtypes.
-
-  Returns:
-    A tree like `like`, of the host arrays of `arrays_of`; PRNG keys are typed again.
 
   Raises:
     ValueError: an array is missing, has another shape, or is left over; the message names it.
@@ -235,11 +224,7 @@ class Checkpointer:
     self._prune()
 
   def wait(self) -> None:
-    """Waits until the checkpoint that was begun is on disk.
-
-    Raises:
-      OSError: its save failed, such as for lack of disk space.
-    """
+    """Waits until the checkpoint that was begun is on disk; OSError if its save failed, such as for lack of space."""
     writing, self._writing = self._writing, None
     if writing is not None:
       writing.result()
@@ -251,8 +236,7 @@ class Checkpointer:
   def find(self, which: str) -> int:
     """Finds a checkpoint by its name: BEST, or the digits of a learner step; returns its learner step.
 
-    Raises:
-      ValueError: there is no such checkpoint; the message lists the existing ones.
+    ValueError, which lists the existing ones, if there is none.
     """
     steps = self.steps()
     there = f'there are {", ".join(map(str, steps))}' if steps else 'nothing has been saved yet'

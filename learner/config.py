@@ -8,11 +8,7 @@ MODEL_MAX_GRADIENT, POLICY_MAX_GRADIENT = 100.0, 10.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoopConfig:
-  """Settings of the training loop, which the learner of every agent has.
-
-  Raises:
-    ValueError: a number is not positive; the message names its field.
-  """
+  """Settings of the training loop, which the learner of every agent has; ValueError if a number is not positive."""
 
   log_period: int = 100  # updates between two reports of metrics
   checkpoint_period: float = 60.0  # seconds between two checkpoints, of learner and replay alike
@@ -34,11 +30,7 @@ class LoopConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OffPolicyConfig(LoopConfig):
-  """Settings of the learner of an agent that samples its batches from replay.
-
-  Raises:
-    ValueError: a number cannot work; the message names its field.
-  """
+  """Settings of the learner of an agent that samples its batches from replay; ValueError names a wrong field."""
 
   batch_size: int = 256  # sequences of an update, over all devices
   publish_period: int = 25  # updates between two publications of acting parameters
@@ -60,14 +52,7 @@ class OffPolicyConfig(LoopConfig):
     return self.batch_size // self.num_processes
 
   def batch_per_device(self, num_devices: int) -> int:
-    """Number of sequences of a batch on each device.
-
-    Args:
-      num_devices: number of devices of all processes together.
-
-    Raises:
-      ValueError: the batch does not divide; the message names a size that would.
-    """
+    """Sequences of a batch on each device, of all processes; ValueError, with a size that divides, if it does not."""
     if self.batch_size % num_devices:
       raise ValueError(
         f'learner.batch_size={self.batch_size}: does not divide over {num_devices} devices; '
@@ -82,9 +67,6 @@ class OnPolicyConfig(LoopConfig):
 
   Each update learns from as many sequences as all actors collect in one unroll; each process reads
   an equal part of them.
-
-  Raises:
-    ValueError: a number cannot work; the message names its field.
   """
 
   log_period: int = 8  # updates between two reports of metrics, each update of one unroll

@@ -18,18 +18,10 @@ DEVICES = 'devices'
 def mapped(
   function: Callable[..., Any], devices: list[jax.Device], in_axes: int | tuple[int | None, ...] = 0
 ) -> Any:
-  """Maps a function over devices: `jax.pmap` with the axis name DEVICES and a donated first argument.
+  """Maps a function of trees over devices: `jax.pmap` with the axis name DEVICES and a donated first argument.
 
   The function is traced for the platform of the devices, which may be devices of a topology that
-  this machine does not have.
-
-  Args:
-    function: takes and returns trees of one device.
-    devices: D devices.
-    in_axes: as in `jax.pmap`.
-
-  Returns:
-    The mapped function, of trees [D, ...].
+  this machine does not have. The result takes trees [D, ...], by `in_axes` as in `jax.pmap`.
   """
 
   @functools.wraps(function)  # whose name the program has in a profile
@@ -41,14 +33,10 @@ def mapped(
 
 
 def over_devices(tree: Tree, reduce: Callable[..., Tree] = jax.lax.pmean) -> Tree:
-  """Reduces each leaf over the axis DEVICES, inside of `mapped`; by default to the mean.
+  """Reduces each leaf of this device over the axis DEVICES, inside of `mapped`; by default to the mean.
 
   A single device returns the input: XLA's CPU backend would still run a collective with itself, 258
-  times in an update of PPO.
-
-  Args:
-    tree: the leaves of this device.
-    reduce: `jax.lax.pmean`, `jax.lax.psum` or another collective with these arguments.
+  times in an update of PPO. `reduce` may be another collective with the arguments of `jax.lax.pmean`.
   """
   return tree if jax.lax.axis_size(DEVICES) == 1 else reduce(tree, DEVICES)
 
@@ -105,13 +93,9 @@ def jit_once(function: Callable[..., Tree]) -> Callable[..., Tree]:
 
 
 def traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
-  """Wraps a function that must be compiled once: tracing it a second time is an error.
+  """Wraps a function that must be compiled once: tracing it a second time is a RuntimeError.
 
-  So shapes must be static. (`chex.assert_max_traces` counts by source line, over all learners of a
-  process.)
-
-  Returns:
-    The function, which raises RuntimeError when it is traced for the second time.
+  So shapes must be static. (`chex.assert_max_traces` counts by source line, over all learners of a process.)
   """
   traces = 0
 

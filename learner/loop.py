@@ -1,5 +1,7 @@
 """The training loop: updates on batches of a source, reports of metrics, checkpoints, and the end."""
 
+# ruff: noqa: B027 -- hooks that a source may leave out
+
 import abc
 import collections
 import dataclasses
@@ -41,8 +43,7 @@ class Interval(NamedTuple):
 
   Attributes:
     step: learner step at its end.
-    updates: number of updates in it.
-    environment_steps: number of environment steps collected in it.
+    updates, environment_steps: numbers of updates done and environment steps collected in it.
     seconds: its duration, without evaluation.
   """
 
@@ -66,22 +67,6 @@ class Status(NamedTuple):
   environment_step: int
   acting_params: Callable[[], Tree]
   finished: bool
-
-
-class Footprint(NamedTuple):
-  """Bytes that an update holds on one device, without the train state.
-
-  Attributes:
-    steps: bytes of the steps of one batch.
-    minibatch: bytes of one minibatch, where minibatches are copied.
-    residuals: bytes that the gradient of a minibatch, or of all steps, would keep if XLA fused no operations.
-    forward: bytes of the pass over all steps that only a recurrent network needs; 0 without.
-  """
-
-  steps: int
-  minibatch: int = 0
-  residuals: int = 0
-  forward: int = 0
 
 
 class Update(Protocol):
@@ -111,10 +96,6 @@ class FusedUpdate(Update, Protocol):
   @property
   def environment_step(self) -> Callable[[Any], int]:
     """Train state of one replica -> number of environment steps learned from, on all devices together."""
-
-  @property
-  def footprint(self) -> Callable[[Any, Any], Footprint]:
-    """(params, Sequence [B, T, ...] of one device) -> Footprint, from shapes only."""
 
 
 class Source(abc.ABC):
@@ -162,12 +143,7 @@ class Source(abc.ABC):
     """Number of environment steps collected in the whole run, as far as known."""
 
   def is_over(self, step: int, max_environment_steps: int) -> bool:
-    """Whether the run has collected `max_environment_steps`; a fused source also counts updates.
-
-    Args:
-      step: number of updates done.
-      max_environment_steps: number of environment steps after which the run is over.
-    """
+    """Whether `max_environment_steps` were collected, after `step` updates; a fused source counts these."""
     del step
     return self.environment_step >= max_environment_steps
 
@@ -191,34 +167,23 @@ class Source(abc.ABC):
 
   @abc.abstractmethod
   def report(self, span: Interval, totals: Mapping[str, float]) -> dict[str, Any]:
-    """Metrics of a span, by name.
-
-    Args:
-      span: the time since the last report.
-      totals: sums of the updates' metrics over the span.
-    """
+    """Metrics of a span, the time since the last report, by name; `totals` are sums of the updates' metrics in it."""
 
   def on_start(self, status: Status) -> None:
     """Called before the first update of this process."""
-    del status
 
   def on_idle(self, status: Status) -> None:
     """Called repeatedly while no batch arrives."""
-    del status
 
   def on_update(self, status: Status) -> None:
     """Called after each call of `update`."""
-    del status
 
   def on_save(self) -> None:
     """Called when the write of a checkpoint of the state has begun, except of the last one."""
-    return
 
   def on_end(self, status: Status) -> None:
     """Called when the write of the last checkpoint of the state has begun."""
-    del status
 
-  @abc.abstractmethod
   def close(self) -> None:
     """Stops reading batches; called once, after the last update."""
 
@@ -228,16 +193,6 @@ class Logger(Protocol):
 
   def write(self, values: Mapping[str, Any]) -> None: ...
   def close(self) -> None: ...
-
-
-class _Silent:
-  """Drops metrics: only one process of several reports."""
-
-  def write(self, values: Mapping[str, Any]) -> None:
-    pass
-
-  def close(self) -> None:
-    pass
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -273,10 +228,6 @@ class Loop:
   """Trains until the budget is spent, and can stop at any update.
 
   Args:
-    source: supplies batches, and does the updates.
-    config: settings of the loop.
-    budget: limits after which the run is over.
-    hooks: callbacks to this process.
     checkpointer: saves and restores the whole state; None where another process does.
     seed: seed of the first state.
     group: the processes that learn as one, each of which reads its part of every batch. Only the first
@@ -310,7 +261,7 @@ class Loop:
     self._checkpointer = checkpointer
     self._group = group
     self._profiler = profiler or profile_lib.Profiler(None, pathlib.Path())
-    self._logger: Logger = _Silent()
+    self._logger: Logger | None = None  # only one process of several reports
     self._pending: list[Done] = []
     self._first_update: float | None = None
     self._saved = time.monotonic()
@@ -350,7 +301,8 @@ class Loop:
     try:
       return self._run()
     finally:
-      self._logger.close()
+      if self._logger is not None:
+        self._logger.close()
 
   def _run(self) -> bool:
     self._source.on_start(self._status())
@@ -413,11 +365,9 @@ class Loop:
     if self._pending:  # one call in flight, so batches are sampled in time
       jax.block_until_ready(self._pending[-1].metrics)
     self._profiler.reach(self.step)
-    self._group.begin_update(self.step)
     began = time.monotonic()
     with jax.profiler.StepTraceAnnotation('update', step_num=self.step):
       self.state, done = self._source.update(self.state, self.step, most)
-    self._group.dispatched_update(next(iter(done.metrics.values())))
     if self._first_update is None:
       self._first_update = time.monotonic() if done.compiled else began
     if done.compiled:
@@ -453,11 +403,8 @@ class Loop:
 
   def _is_over(self) -> bool:
     """Whether the budget is spent."""
-    late = (
-      self._budget.max_seconds is not None
-      and self._first_update is not None
-      and time.monotonic() - self._first_update > self._budget.max_seconds
-    )
+    limit, begun = self._budget.max_seconds, self._first_update
+    late = limit is not None and begun is not None and time.monotonic() - begun > limit
     return late or self._source.is_over(self.step, self._budget.max_environment_steps)
 
   def _status(self, finished: bool = False) -> Status:
@@ -475,11 +422,7 @@ class Loop:
     self._span_environment_step = self._source.environment_step
 
   def _report(self) -> None:
-    """Writes the metrics of the span that ends here.
-
-    Raises:
-      FloatingPointError: a metric is not finite.
-    """
+    """Writes the metrics of the span that ends here; FloatingPointError if one is not finite."""
     environment_step = self._source.environment_step
     totals = _totals(self._pending)
     span = Interval(
@@ -490,7 +433,8 @@ class Loop:
     )
     steps = {'learner_step': self.step, 'environment_step': environment_step}
     report = self._source.report(span, totals)
-    self._logger.write(steps | report)
+    if self._logger is not None:
+      self._logger.write(steps | report)
     self._pending.clear()
     check_finite(totals, self.step, self._config)
     self._begin_span()
@@ -518,10 +462,9 @@ def _totals(pending: Sequence[Done]) -> dict[str, float]:
 
 
 def check_finite(values: Mapping[str, float], step: int, config: learner_config.LoopConfig) -> None:
-  """Raises an error if metrics are not finite.
+  """Raises FloatingPointError if metrics are not finite.
 
-  Raises:
-    FloatingPointError: some are not; the message names them, and the learning rates to lower.
+  The message names them, and the learning rates to lower.
   """
   broken = [name for name, value in values.items() if not np.isfinite(value)]
   if broken:

@@ -17,7 +17,6 @@ import optax
 from hephaestus.agents import experience, masked_ppo, returns
 from hephaestus.learner import config as learner_config
 from hephaestus.learner import devices as devices_lib
-from hephaestus.learner import loop
 
 Tree = Any
 Metrics = dict[str, jax.Array]
@@ -275,31 +274,6 @@ class PPOUpdate:
     axis = 1 if self._recurrent else 0
     steps = jax.tree.map(lambda x: jnp.take(x, places, axis=axis, mode='clip'), steps)
     return steps, jax.tree.map(lambda x: jnp.take(x, places, axis=0, mode='clip'), memory)
-
-  def footprint(self, params: Tree, sequence: experience.Sequence) -> loop.Footprint:
-    """Bytes of an update, from shapes only."""
-    count = self.scale.num_minibatches
-
-    def split(params: Tree, sequence: experience.Sequence):
-      sequence = experience.time_major(sequence)
-      steps, memory = self.ppo.network.steps(params, sequence), sequence.initial_state
-      if self._recurrent:
-        part = lambda x: x[:, : x.shape[1] // count]
-        return steps, (jax.tree.map(part, steps), jax.tree.map(lambda x: part(x[None])[0], memory))
-      part = lambda x: x[: x.shape[0] // count]
-      return steps, (jax.tree.map(part, _flat(steps)), memory)
-
-    def residuals(params: Tree, minibatch: tuple[masked_ppo.Steps, Tree]):
-      return jax.vjp(lambda params: self.ppo.network.loss(params, *minibatch)[0], params)[1]
-
-    steps, minibatch = jax.eval_shape(split, params, sequence)
-    kept = devices_lib.num_bytes(jax.eval_shape(residuals, params, minibatch))
-    return loop.Footprint(
-      steps=devices_lib.num_bytes(steps),
-      minibatch=devices_lib.num_bytes(minibatch),
-      residuals=kept,
-      forward=count * kept // 6 if self._recurrent else 0,  # a sixth, as measured
-    )
 
 
 def _normalise(steps: masked_ppo.Steps) -> masked_ppo.Steps:

@@ -12,7 +12,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,7 +25,6 @@ Tree = Any
 JOIN_SECONDS = 300  # for all processes to join; then the node fails, and is restarted
 # Missing heartbeats that count as a crash, after which all others end; JAX's default is 100 s.
 HEARTBEAT_SECONDS, MISSING_HEARTBEATS = 3, 6
-FIRST_UPDATES = 10  # the first update may take so many times as long: others may still compile
 _PEER_GONE = 75  # EX_TEMPFAIL of sysexits.h
 PEER_GONE = frozenset({_PEER_GONE, -signal.SIGABRT})
 """Exit codes of a process that ends because another one did: by an exception, or by JAX's abort."""
@@ -61,7 +59,6 @@ class ProcessGroup:
 
   Args:
     place: rank of this process, and the coordinator.
-    stuck_seconds: time after which an update that has not ended counts as hung; 0: never.
     should_stop: returns whether this process was asked to stop. If so while it waits for others to
       join or to begin, it exits with code 0.
 
@@ -73,27 +70,21 @@ class ProcessGroup:
     RuntimeError: joining failed, as when not all processes join in time.
   """
 
-  def __init__(self, place: Place, *, stuck_seconds: float, should_stop: Callable[[], bool]):
+  def __init__(self, place: Place, *, should_stop: Callable[[], bool]):
     self._place, self.size, self.is_first = place, place.size, place.rank == 0
-    self._stuck_seconds = stuck_seconds
     self._should_stop = should_stop
     self._left = False
     self._exit_code = 1
-    self._dispatched: tuple[int, float, float, Any] | None = None
     atexit.register(self._end_at_once)
     on_sigterm = signal.getsignal(signal.SIGTERM)
-    join = Call(functools.partial(_join, place))
     try:
-      while not join.wait(_POLL_SECONDS):
-        self._end_if_asked()
+      wait_for(functools.partial(_join, place), self._end_if_asked)
     except RuntimeError as error:
       self.note_failure(error)
       raise
     signal.signal(signal.SIGTERM, on_sigterm)  # JAX has put its own in place
     self._client: Any = _global_state().client
     self._rounds = self._sums = 0
-    if stuck_seconds:
-      threading.Thread(target=self._watch, name='watchdog', daemon=True).start()
     logging.info('Process %d of %d has joined at %s.', place.rank, place.size, place.coordinator)
 
   def broadcast(self, tree: Tree) -> Tree:
@@ -101,9 +92,6 @@ class ProcessGroup:
 
     Args:
       tree: arrays and typed keys; in other processes than the first, their shapes and dtypes.
-
-    Returns:
-      The tree of the first process, as host arrays and typed keys.
     """
     leaves, treedef = jax.tree.flatten(tree)
     is_key = lambda leaf: jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
@@ -149,7 +137,7 @@ class ProcessGroup:
 
     def listen() -> None:
       nonlocal wished
-      if wishes() and not wished:  # also resets the watchdog while this waits
+      if wishes() and not wished:  # also tells a watchdog that this node waits
         wished = True
         self._wish()
 
@@ -157,12 +145,7 @@ class ProcessGroup:
     return bool(self._client.key_value_dir_get(round_))
 
   def sum(self, count: int, meanwhile: Callable[[], object]) -> int:
-    """Returns the sum of `count` over all processes, once all have called it.
-
-    Args:
-      count: what this process adds.
-      meanwhile: called repeatedly while this process waits.
-    """
+    """Returns the sum of `count` over all processes, once all have called it; calls `meanwhile` while it waits."""
     # While one still reads its sum, others may have begun the next one, but not the one after it.
     round_, self._sums = f'sum/{self._sums % 2}/', self._sums + 1
     self._client.key_value_set(f'{round_}{self._place.rank}', str(count), allow_overwrite=True)
@@ -179,9 +162,7 @@ class ProcessGroup:
 
   def _meet(self, place: str, meanwhile: Callable[[], object]) -> None:
     """Returns when all processes have called it with the same `place`."""
-    barrier = Call(functools.partial(self._client.wait_at_barrier, place, _ENDLESS_MS))
-    while not barrier.wait(_POLL_SECONDS):
-      meanwhile()
+    wait_for(functools.partial(self._client.wait_at_barrier, place, _ENDLESS_MS), meanwhile)
 
   def _wish(self) -> None:
     self._client.key_value_set(f'wish/{self._place.rank}', '', allow_overwrite=True)
@@ -190,33 +171,6 @@ class ProcessGroup:
     """Notes for the exit code whether the error that ends this process is about another process."""
     if is_of_peers(error):
       self._exit_code = _PEER_GONE
-
-  def begin_update(self, step: int) -> None:
-    """Notes that the update after `step` is about to be dispatched."""
-    is_first = self._dispatched is None
-    limit = self._stuck_seconds * (FIRST_UPDATES if is_first else 1)
-    self._dispatched = step, math.inf if is_first else time.monotonic(), limit, None
-
-  def dispatched_update(self, result: jax.Array) -> None:
-    """Notes an output of the update, which is ready when the update has ended."""
-    assert self._dispatched is not None
-    step, _, limit, _ = self._dispatched
-    self._dispatched = step, time.monotonic(), limit, result
-
-  def _watch(self) -> None:
-    while True:
-      time.sleep(min(1.0, self._stuck_seconds / 4))
-      if self._dispatched is None:
-        continue
-      step, since, limit, result = self._dispatched
-      if time.monotonic() - since <= limit or (result is not None and result.is_ready()):
-        continue
-      logging.error(
-        'Process %d of %d: update %d has not ended within %g s (learner.stuck_seconds); this '
-        'process or another is stuck. Going back to the last checkpoint.',
-        self._place.rank, self._place.size, step + 1, limit,
-      )  # fmt: skip
-      exit_at_once(1)
 
   def leave(self, *, finished: bool, was_asked: Callable[[], bool]) -> None:
     """Leaves the group in order: returns when all processes have saved and called it.
@@ -230,7 +184,6 @@ class ProcessGroup:
       RuntimeError: another process was asked to stop, so this one should be restarted; or a
         process ended before.
     """
-    self._dispatched = None
     if finished and self.is_first:
       self._client.key_value_set('finished/0', '')
     try:
@@ -281,12 +234,6 @@ class OneProcess:
   def note_failure(self, error: Exception) -> None:
     del error
 
-  def begin_update(self, step: int) -> None:
-    del step
-
-  def dispatched_update(self, result: jax.Array) -> None:
-    del result
-
   def leave(self, *, finished: bool, was_asked: Callable[[], bool]) -> None:
     del finished, was_asked
 
@@ -295,35 +242,29 @@ Group = ProcessGroup | OneProcess
 ONE_PROCESS = OneProcess()
 
 
-class Call:
-  """Runs a function in a thread, so that the main thread handles signals meanwhile.
+def wait_for(call: Callable[[], Any], meanwhile: Callable[[], object]) -> Any:
+  """Runs a function in a thread, so that the main thread handles signals; returns its result or raises its error.
 
-  Args:
-    call: the function; it starts at once.
-
-  Attributes:
-    result: its result, once `wait` has returned True.
+  `meanwhile` is called repeatedly until the function has returned.
   """
+  outcome: list[Any] = []
+  failures: list[BaseException] = []
 
-  def __init__(self, call: Callable[[], Any]):
-    self._call = call
-    self.result: Any = None
-    self._failure: BaseException | None = None
-    self._thread = threading.Thread(target=self._run, name='coordination', daemon=True)
-    self._thread.start()
-
-  def _run(self) -> None:
+  def run() -> None:
     try:
-      self.result = self._call()
-    except BaseException as error:  # raised again by `wait`
-      self._failure = error
+      outcome.append(call())
+    except BaseException as error:
+      failures.append(error)
 
-  def wait(self, timeout_seconds: float) -> bool:
-    """Waits at most `timeout_seconds`; returns whether the function has returned, or raises its error."""
-    self._thread.join(timeout_seconds)
-    if self._failure is not None:
-      raise self._failure
-    return not self._thread.is_alive()
+  thread = threading.Thread(target=run, name='coordination', daemon=True)
+  thread.start()
+  while thread.is_alive():
+    thread.join(_POLL_SECONDS)
+    if thread.is_alive():
+      meanwhile()
+  if failures:
+    raise failures[0]
+  return outcome[0]
 
 
 def is_of_peers(error: Exception) -> bool:

@@ -35,11 +35,9 @@ class Climb(environment.Environment):
   """Ends after 1 to LONGEST steps, sampled at the reset; the actions have no effect.
 
   Attributes:
-    pay: reward of each step.
     length: length of the observation.
   """
 
-  pay: float = 1.0
   length: int = 1
 
   action_spec = specs.DiscreteArray(2, np.int32)
@@ -58,7 +56,7 @@ class Climb(environment.Environment):
     t, length = state[0] + 1, state[1]
     end, go_on = environment.termination, environment.transition
     observation = jnp.full(self.length, t, jnp.float32)
-    timestep = jax.lax.cond(t >= length, end, go_on, self.pay, observation, measure(t))
+    timestep = jax.lax.cond(t >= length, end, go_on, jnp.float32(1.0), observation, measure(t))
     return (t, length), timestep
 
 

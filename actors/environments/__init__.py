@@ -353,40 +353,6 @@ def options(name: str) -> dict[str, Any]:
   return module.options(env_name)
 
 
-def schedules(name: str, chosen: Mapping[str, Any]) -> dict[str, list[tuple[int, Any]]]:
-  """Schedules among the options of an environment: lists of [step, value], where the default is a number.
-
-  Args:
-    name: see `make`.
-    chosen: options by name.
-
-  Returns:
-    Option -> [(environment step, value from this step on), ...], by increasing step, the first 0.
-
-  Raises:
-    ValueError: a list is no such schedule, or as `options`.
-  """
-  lists = {option: value for option, value in chosen.items() if isinstance(value, list | tuple)}
-  known = options(name) if lists else {}
-  found = {}
-  for option, value in lists.items():
-    if type(known.get(option)) not in (int, float):
-      continue
-    are_pairs = all(isinstance(each, list | tuple) and len(each) == 2 for each in value)
-    steps = [each[0] for each in value] if are_pairs else []
-    if (
-      not all(type(step) is int for step in steps)
-      or steps[:1] != [0]
-      or any(one >= other for one, other in itertools.pairwise(steps))
-    ):
-      raise ValueError(
-        f'environment.{option}={value}: give one number, or pairs [step, value] with increasing '
-        f'environment steps from 0, such as [[0, {known[option]}], [100000, {known[option]}]]'
-      )
-    found[option] = [(step, of_step) for step, of_step in value]
-  return found
-
-
 def _constructor(name: str) -> Callable[..., Any]:
   """The class or function that makes an environment, not called; a class is one of an `Environment`."""
   found = names.resolve(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hephaestus.agents.dreamer import config as dreamer_config
@@ -49,11 +48,10 @@ class Dreamer(records.AgentRecord):
     config.learner.batch_per_device(num_devices)
     return dreamer_update.make_update(trained, config.learner)
 
-  def make_advice(
-    self, config: launch_config.ExperimentConfig, warn: Callable[[str], None]
-  ) -> advice.CognitionAdvice | None:
-    has_any = config.agent.memory_size or config.agent.survival_scale
-    return advice.CognitionAdvice(warn) if has_any else None
+  def advise(
+    self, config: launch_config.ExperimentConfig, rows: advice.Rows, score: float | None
+  ) -> dict[str, str]:
+    return advice.of_replay(rows)
 
   def check(self, config: launch_config.ExperimentConfig) -> None:
     starts = config.agent.starts_per_sequence
@@ -61,20 +59,6 @@ class Dreamer(records.AgentRecord):
       raise ValueError(
         f'agent.starts_per_sequence={starts}: must be at most actor.sequence_length='
         f'{config.actor.sequence_length}'
-      )
-
-  def check_memory(
-    self, config: launch_config.ExperimentConfig, trained: Any, available: int | None
-  ) -> None:
-    memory = trained.model.networks.memory
-    if memory is None or available is None:
-      return
-    needed = memory.num_bytes(config.batch_size * config.actor.sequence_length)
-    if needed > available:
-      raise ValueError(
-        f'agent.memory_size={memory.size}: reading the steps of a batch takes {needed / 2**30:.1f} GiB, '
-        f'where {available / 2**30:.1f} GiB are available; use at most '
-        f'{memory.size * available // (2 * needed)}'
       )
 
   def warnings(self, trained: dreamer_agent.Dreamer) -> list[str]:

@@ -1,6 +1,5 @@
 """The record of masked PPO; see `records.AgentRecord`."""
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 from hephaestus.agents import masked_ppo
@@ -57,10 +56,10 @@ class MaskedPPO(records.AgentRecord):
       f'{scale.learning_rate:.3g}'
     )
 
-  def make_advice(
-    self, config: launch_config.ExperimentConfig, warn: Callable[[str], None]
-  ) -> advice.Advice:
-    return advice.Advice(warn, config.agent.entropy_scale)
+  def advise(
+    self, config: launch_config.ExperimentConfig, rows: advice.Rows, score: float | None
+  ) -> dict[str, str]:
+    return advice.of_ppo(rows, score, config.agent.entropy_scale)
 
 
 def _scale(config: launch_config.ExperimentConfig, num_devices: int) -> ppo_update.Scale:

@@ -167,7 +167,7 @@ def ppo_gpu(environment: str) -> launch_config.ExperimentConfig:
   """PPO on one GPU, with as many environments as its memory permits.
 
   The update derives minibatches, epochs and learning rate from that number. 2,048 environments of
-  `hackmatrix` need about 5 GiB by `unrolled.FusedProgram.memory`; others may need more.
+  `hackmatrix` need about 5 GiB; others may need more.
   """
   return _ppo_at_large(environment, _envs_for(machine.gpu_gibibytes(), usual=2048, needed=12.0))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hephaestus.launch import records
 from hephaestus.launch.cluster import options as options_lib
 from hephaestus.launch.run import commands as run_commands
-from hephaestus.launch.run import packages
+from hephaestus.launch.run import packages, validation
 from hephaestus.launch.run import request as request_lib
 
 if TYPE_CHECKING:
@@ -99,8 +99,6 @@ def _launch(arguments: argparse.Namespace) -> int:
   from hephaestus.launch.cluster import handshake, remote
   from hephaestus.launch.cluster import hosts as hosts_lib
   from hephaestus.launch.files import folder as folder_lib
-  from hephaestus.launch.run import preflight
-  from hephaestus.learner import profile as profile_lib
 
   packages.check_distributed('several hosts', ONE_PROCESS)
   import portpicker
@@ -111,10 +109,10 @@ def _launch(arguments: argparse.Namespace) -> int:
   hosts = hosts_lib.load(path)
   request = request_lib.of(arguments, fused=False)
   config = _make_shared_config(request, hosts)
-  budget = preflight.check_budget(config)
+  budget = validation.check_budget(config)
   folder = request.run or folder_lib.new(config)
-  if request.profile is not None:  # each host reports about its own folder
-    preflight.check_profile(profile_lib.parse(request.profile), config, folder)
+  if request.span is not None:  # each host reports about its own folder
+    validation.check_profile(request.span, config, folder)
   launch_id = time.time_ns()
   ports = [portpicker.pick_unused_port() for _ in hosts.keepers]
   commands = {host.name: remote.command(hosts, host, str(folder), ports) for host in hosts.hosts}
@@ -182,17 +180,12 @@ def _node(arguments: argparse.Namespace) -> int:
       )
     if host.learner:
       machine.check(config, machine.find())
-    budget = preflight.check_budget(config)
+    budget = validation.check_budget(config)
     remarks = preflight.check_environment(config)
-    memory = preflight.check_memory(
-      config, shards=1 if host.replay else 0, learns=bool(host.learner)
-    )
     folder = request.run or folder_lib.new(config)
     span = None if profile is None else node.prepare_profile(profile, config, folder)
     folder_lib.open_run(folder, config)
     print(f'run folder: {folder}', budget, *remarks, sep='\n', flush=True)
-    if memory:
-      print(memory, flush=True)
     return node.run(
       hosts, host, config, folder, forks,
       launch_id=launch_id, attached=attached, stays=arguments.stay, profile=span,

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -9,7 +10,7 @@ from hephaestus.launch import config as launch_config
 from hephaestus.launch.cluster import handshake
 from hephaestus.launch.cluster import hosts as hosts_lib
 from hephaestus.launch.processes import fork_server
-from hephaestus.launch.run import local, preflight
+from hephaestus.launch.run import local, validation
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.learner import profile as profile_lib
 
@@ -65,10 +66,11 @@ def prepare_profile(
   """
   span = profile_lib.parse(text)
   try:
-    preflight.prepare_profile(span, config, folder)
+    validation.check_profile(span, config, folder)
   except ValueError as error:
     print(f'nothing is traced on this host: {error}', flush=True)
     return None
+  shutil.rmtree(span.folder(folder), ignore_errors=True)
   return span
 
 

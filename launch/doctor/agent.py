@@ -237,7 +237,7 @@ def of_metrics(
   """Checks the metrics that the learner and the evaluator of a run have written; see `of_rows`.
 
   The newest return is compared with `random_return`, the random policy's mean and its standard error, if
-  both are known, and each warning of `advice` is a finding.
+  both are known, and each warning of `AgentRecord.advise` is a finding.
   """
   rows = metrics.read(folder / 'metrics' / 'learner.jsonl')
   newest = (metrics.read(folder / 'metrics' / 'evaluator.jsonl') or [{}])[-1]
@@ -252,26 +252,12 @@ def of_metrics(
       )
     )  # fmt: skip
   checks += of_rows(rows)
-  for warning in _warnings(config, rows, newest.get('normalised_score')):
+  score = newest.get('normalised_score')
+  is_good = config.record.on_policy and score is not None and score >= advice.GOOD_SCORE
+  for warning in () if is_good else config.record.advise(config, rows, score).values():
     cause, _, remedy = warning.partition('; ')
     checks.append(check_lib.Check(RUN, 'warning', None, 'none', False, cause, remedy))
   return checks
-
-
-def _warnings(
-  config: launch_config.ExperimentConfig, rows: Sequence[Mapping[str, Any]], score: float | None
-) -> list[str]:
-  """Warnings by the record's advice, in words; none for an on-policy run with a good score."""
-  found: list[str] = []
-  giver = config.record.make_advice(config, found.append)
-  is_good = score is not None and score >= advice.Advice.GOOD_SCORE
-  if giver is None or (config.record.on_policy and is_good):
-    return []
-  giver.score = score
-  # On policy, the first updates may have ended all exploration; a replay forgets.
-  for row in rows if config.record.on_policy else rows[-advice.WINDOW :]:
-    giver.look({'episode_return': None, 'episode_length': None} | dict(row))
-  return found
 
 
 def of_rows(rows: Sequence[Mapping[str, Any]]) -> list[check_lib.Check]:

@@ -319,7 +319,8 @@ def _of_nodes(
 
 def _warnings(folder: pathlib.Path) -> list[str]:
   """Sentences on parts of a run's agent that do nothing, by the newest metrics of its learner."""
-  return advice.warnings(metrics.newest(folder / 'metrics' / 'learner.jsonl', advice.WINDOW))
+  rows = metrics.newest(folder / 'metrics' / 'learner.jsonl', advice.WINDOW)
+  return [*advice.of_replay(rows).values()]
 
 
 def _lately(files: Sequence[pathlib.Path], key: str) -> float | None:

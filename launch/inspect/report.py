@@ -59,7 +59,7 @@ class Report:
       minute, or by the newest metrics if those are older.
     staleness: {'newest_updates', 'oldest_updates'}, age of the actors' parameters in updates; {} if
       unknown.
-    warnings: sentences on parts of the agent that do nothing; see `advice.warnings`.
+    warnings: sentences on parts of the agent that do nothing; see `advice.of_replay`.
     strata: the strata by name.
     bottleneck: sentence that names it; None if unknown.
     checkpoint: of a fused run, which the report is then made from, see `device_replay.load`; else {}.

@@ -18,7 +18,7 @@ import numpy as np
 
 from hephaestus.launch import records
 from hephaestus.launch.run import commands as run_commands
-from hephaestus.launch.run import flags
+from hephaestus.launch.run import flags, validation
 from hephaestus.launch.run import request as request_lib
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def _can_be_one_process(request: request_lib.TrainRequest) -> bool:
   """Whether this is a new run that can be fused, and no option asks for several processes."""
   from hephaestus.launch.files import folder as folder_lib
 
-  asked = ('learner.fused', *request_lib.SEVERAL)
+  asked = ('learner.fused', *validation.SEVERAL)
   if folder_lib.resumes(request.run) or request.expose or any(map(request.sets, asked)):
     return False
   agent = request.agent or request.file.agent or records.DREAMER

@@ -29,7 +29,7 @@ SECTIONS = {
     *(f'{node}/{metric}' for node in history.NODES for metric in ('episode', 'explorer')),
     'evaluator/normalised_score',
   ),
-  ENVIRONMENT: ('evaluator/', 'actor/environment/', 'learner/environment/', 'learner/option/'),
+  ENVIRONMENT: ('evaluator/', 'actor/environment/', 'learner/environment/'),
   COGNITION: (
     'learner/intrinsic/survival', 'learner/intrinsic/empowerment', 'learner/intrinsic/progress',
     'learner/intrinsic/regions', 'learner/intrinsic/vital_', 'learner/memory/', 'learner/workspace/',
@@ -131,8 +131,7 @@ def _chart(key: str) -> Chart:
   node, *words = key.removesuffix(history.MEDIAN).replace('_', ' ').split('/')
   title = ', '.join(words[-2:] if section == COGNITION else words[-1:])
   if section in (ENVIRONMENT, 'Learning'):  # the same metric, of evaluations and of training
-    is_option = key.startswith('learner/option/')
-    title += ', option' if is_option else ', evaluation' if node == 'evaluator' else ', acting'
+    title += ', evaluation' if node == 'evaluator' else ', acting'
   return Chart(key, section, TITLES.get(key, title))
 
 

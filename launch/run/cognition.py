@@ -19,14 +19,10 @@ def switch_on(
   Args:
     is_set: key -> whether the user gives its value, which then stays as it is.
     config: config without the parts, before all that the user gives.
-    assignments: what the user gives, as for `config.override`.
-    content: the same in a file.
+    assignments, content: what the user gives, as for `config.override`.
 
   Returns:
     `config` with the parts, but still without what the user gives.
-
-  Raises:
-    ValueError: the agent has no such parts, or the environment cannot be made.
   """
   parts = config.record.cognition
   if not parts:

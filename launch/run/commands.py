@@ -3,13 +3,13 @@
 import argparse
 import contextlib
 import gc
+import shutil
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
-from hephaestus.launch.run import packages
 from hephaestus.launch.run import request as request_lib
+from hephaestus.launch.run import validation
 
 
 def add(commands: Any) -> None:
@@ -86,76 +86,50 @@ def _config(request: request_lib.TrainRequest) -> int:
 
   with contextlib.redirect_stdout(sys.stderr):  # stdout is a file for --config
     config = request_lib.make_config(request)
-    options = dict(config.at(launch_config.LARGEST).environment)
+    options = dict(config.environment)
     environments.check(options.pop('name'), options)
   print(launch_config.to_commented_yaml(config), end='')
   return 0
 
 
 def begin(request: request_lib.TrainRequest, config: Any) -> int:
-  """Checks a run, makes or opens its folder, and trains until it ends.
+  """Makes or opens the folder of a run, and trains until it ends; returns the exit code.
 
   Args:
     request: what the user asks for, from which `request.make_config` has made the config.
     config: config of the run.
 
-  Returns:
-    The exit code, of `fused.train` or `local.train`.
-
   Raises:
-    ValueError: a flag or key is invalid, or this machine or the folder cannot run it; names it.
+    ValueError: this machine or the folder cannot run it; names a flag or key.
   """
   from hephaestus.launch.files import folder as folder_lib
-  from hephaestus.learner import profile as profile_lib
 
-  # Both before imports that take seconds.
-  profile = None if request.profile is None else profile_lib.parse(request.profile)
   with contextlib.ExitStack() as stack:
-    folder = stack.enter_context(folder_lib.claimed(config, request.run))
-    from hephaestus.launch.agents import machine
+    folder = stack.enter_context(folder_lib.claimed(config, request.run))  # before long imports
+    lines = [f'run folder: {folder}', *validation.validate_here(request, config, folder)]
     from hephaestus.launch.run import fused, preflight
     from hephaestus.launch.run import origin as origin_lib
 
-    here = machine.find()
-    if config.fused or config.learner.num_processes == 1:  # several are for tests, on the CPU
-      machine.check(config, here)
-    if here.lack and not config.accelerator:
-      print(f'{here.lack}. Training on the CPU', flush=True)
-    if not config.fused:
-      packages.check_distributed(*request_lib.several_processes(request, config))
-      forks = stack.enter_context(fork_server())
-    elif request.expose:
-      raise ValueError('--expose: a fused run listens at no port; leave it out, or add --no-fused')
-    lines = [f'run folder: {folder}', preflight.check_budget(config)]
-    remarks = preflight.check_environment(config)
-    given = request.origin
-    origin = origin_lib.load(given, config) if given else origin_lib.unfinished(folder, config)
+    forks = None if config.fused else stack.enter_context(fork_server())
+    lines += preflight.check_environment(config)
+    origin = origin_lib.find(request.origin, config, folder)
     prepared = fused.prepare(config) if config.fused else None
-    began = time.monotonic()
-    memory = '' if config.fused else preflight.check_memory(config)
-    tracing_seconds = time.monotonic() - began
-    if profile is not None:
-      preflight.prepare_profile(profile, config, folder)
     folder_lib.open_run(folder, config, origin and origin.exact)
     if origin:
       with folder_lib.only_one(folder):
         print(origin_lib.begin(origin, config, folder, prepared and prepared.program), flush=True)
-    if not config.fused:
-      preflight.check_checkpoint(config, folder)
-    print(*lines, *preflight.warnings(config), *remarks, sep='\n', flush=True)
+    if request.span is not None:
+      shutil.rmtree(request.span.folder(folder), ignore_errors=True)  # an older trace
     if prepared is not None:
-      return fused.train(prepared, folder, reset_moments=request.reset_moments, profile=profile)
+      print(*lines, sep='\n', flush=True)
+      return fused.train(
+        prepared, folder, reset_moments=request.reset_moments, profile=request.span
+      )
     from hephaestus.launch.run import local  # whose packages a fused run does not need
 
-    print(memory, flush=True)
-    return local.train(
-      config,
-      folder,
-      forks,
-      exposed=request.expose,
-      profile=profile,
-      tracing_seconds=tracing_seconds,
-    )
+    preflight.check_checkpoint(config, folder)
+    print(*lines, sep='\n', flush=True)
+    return local.train(config, folder, forks, exposed=request.expose, profile=request.span)
 
 
 @contextlib.contextmanager

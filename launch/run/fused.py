@@ -4,12 +4,10 @@ import contextlib
 import os
 import pathlib
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import psutil
 from absl import logging
 
 from hephaestus.actors import evaluator, rollout
@@ -18,11 +16,10 @@ from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import metrics
 from hephaestus.launch.processes import supervisor
-from hephaestus.launch.run import composition, variables
+from hephaestus.launch.run import composition, preflight, variables
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import progress as progress_lib
 from hephaestus.learner import loop as loop_lib
-from hephaestus.learner import process
 from hephaestus.learner import profile as profile_lib
 from hephaestus.learner.sources import stepped, unrolled
 from hephaestus.replay import buffer, parameters
@@ -77,10 +74,7 @@ def make_replay(config: launch_config.ExperimentConfig, num_devices: int) -> buf
   """Computes the sizes of a run's replay, whose capacity is less than twice what the run will collect.
 
   It is 2^n unrolls, at most the largest stratum, so that runs of similar length share one compiled program.
-
-  Raises:
-    ValueError: environments or strata do not divide over the devices, or the strata are smaller than an
-      unroll.
+  ValueError if environments or strata do not divide over the devices, or the strata are smaller than an unroll.
   """
   strata, num_envs = config.replay.strata, config.actor.num_envs
   sizes = {f'replay.strata.{each.name}.max_size': each.max_size for each in strata}
@@ -105,53 +99,9 @@ def make_replay(config: launch_config.ExperimentConfig, num_devices: int) -> buf
   )
 
 
-def check_estimate(
+def check_memory(
   config: launch_config.ExperimentConfig,
-  memory: unrolled.MemoryEstimate,
-  available: int | None,
-  *,
-  num_devices: int,
-  capacity: int = 0,
-) -> str | None:
-  """Returns a warning if a program may not fit into memory once compiled; None if it should fit.
-
-  Args:
-    memory: estimated bytes on each device; the size of the replay is known exactly.
-    available: bytes of memory of each device; None where unknown.
-    num_devices: number of devices that share the environments.
-    capacity: number of sequences that replay stores, fewer than its strata's in a short run.
-
-  Raises:
-    ValueError: the replay does not fit and is most of the memory, or the estimate, which may be a third
-      too high, is above 1.5 times what is available; names a size that would fit.
-  """
-  rest = memory.state + memory.batch
-  needed = rest + memory.replay
-  if available is None or needed < 0.9 * available:
-    return None
-  if memory.replay >= rest:
-    stratum = config.replay.limiting_stratum
-    fits = int(max(0.0, 0.9 * available - rest) / memory.replay * capacity)
-    remedy = f'{_power_of_two(fits)} would fit' if fits else 'the rest takes all of it'
-    raise ValueError(
-      f'replay.strata.{stratum.name}.max_size={stratum.max_size}: {capacity} sequences need about '
-      f'{_gib(memory.replay)} on each device, where {_gib(available)} are available; {remedy}'
-    )
-  num_envs = config.actor.num_envs
-  # Parameters do not shrink with the environments; the tenth that is left free covers small ones.
-  fits = num_devices * _power_of_two(max(1, int(num_envs / num_devices * 0.9 * available / needed)))
-  text = (
-    f'actor.num_envs={num_envs}: needs about {_gib(needed)} on each device, where {_gib(available)} '
-    f'are available; {fits} would fit'
-  )
-  if needed > 1.5 * available:
-    raise ValueError(text)
-  return text
-
-
-def check_compiled(
-  config: launch_config.ExperimentConfig,
-  memory: unrolled.MemoryEstimate,
+  permanent: int,
   needed: int,
   available: int,
   num_devices: int,
@@ -159,15 +109,15 @@ def check_compiled(
   """Raises ValueError, with a remedy, if a compiled program does not fit into the memory of a device.
 
   Args:
-    memory: estimated bytes on each device; state and replay do not shrink with the batch.
+    permanent: bytes of the state on each device, see `FusedProgram.permanent_bytes`.
     needed: bytes that the program needs on each device, as it was compiled.
     available: bytes of memory of each device.
     num_devices: number of devices that share the batch.
   """
   if needed <= available:
     return
-  key, size, fixed = 'learner.batch_size', config.batch_size, memory.state + memory.replay
-  if config.record.on_policy:  # its state has the environments
+  key, size, fixed = 'learner.batch_size', config.batch_size, permanent
+  if config.record.on_policy:  # its state has the environments, which shrink with the batch
     key, size, fixed = 'actor.num_envs', config.actor.num_envs, 0
   share = max(0.0, available - fixed) / max(1, needed - fixed)
   fits = num_devices * _power_of_two(int(size / num_devices * share))
@@ -188,52 +138,28 @@ def _gib(count: int) -> str:
 
 
 def _available_bytes(devices: list[jax.Device]) -> int | None:
-  """Bytes that JAX may use on each device, None if unknown; of CPU devices, equal parts of what is free."""
+  """Bytes that JAX may use on each device, None if unknown; CPU devices share the memory of the machine."""
   if devices[0].platform == 'cpu':
-    return psutil.virtual_memory().available // len(devices)
+    return preflight.memory() // len(devices)
   return (devices[0].memory_stats() or {}).get('bytes_limit')
 
 
 class Prepared(NamedTuple):
-  """Parts of a fused run whose memory was checked; nothing is compiled or written yet.
-
-  Attributes:
-    config: config of the run.
-    parts: parts of the run, with the last value of each schedule of the environment.
-    program: program of the run, not yet compiled; with the first value of each schedule.
-    memory: estimated bytes that the program needs on each device.
-    warning: text of a warning that it may not fit into memory; None if it should.
-    stop: the first signal that asks to stop, while it is entered.
-    seconds: time that `prepare` took, nearly all of it tracing.
-  """
+  """Parts and program of a fused run, nothing of it compiled yet; `stop` notes signals while entered."""
 
   config: launch_config.ExperimentConfig
   parts: parts_lib.Parts
   program: unrolled.FusedProgram
-  memory: unrolled.MemoryEstimate
-  warning: str | None
   stop: supervisor.Interrupts
-  seconds: float
 
 
 def prepare(config: launch_config.ExperimentConfig) -> Prepared:
-  """Makes the parts of a fused run, sets up JAX in this process, and checks the estimated memory.
-
-  Raises:
-    ValueError: as in `parts.make_parts` and `build`, or the program does not fit into the memory of the devices.
-  """
-  _prepare_process(config)
-  began = time.monotonic()
+  """Makes the parts and the program of a run whose environment was checked; ValueError as `build`."""
+  _prepare_process()
   parts = parts_lib.make_parts(config)
-  stop, first = supervisor.Interrupts(_say_stopping), config.at(0)
-  of_first = parts if first is config else parts_lib.make_parts(first)
-  program = build(first, of_first, jax.local_devices(), lambda: stop.count > 0)
-  memory, available = program.memory(), _available_bytes(program.devices)
-  config.record.check_memory(config, parts.trained, available)
-  capacity = program.replay.capacity if program.replay else 0
-  count = len(program.devices)
-  warning = check_estimate(config, memory, available, num_devices=count, capacity=capacity)
-  return Prepared(config, parts, program, memory, warning, stop, time.monotonic() - began)
+  stop = supervisor.Interrupts(_say_stopping)
+  program = build(config, parts, jax.local_devices(), lambda: stop.count > 0)
+  return Prepared(config, parts, program, stop)
 
 
 def train(
@@ -262,15 +188,12 @@ def train(
     prepared.stop as stop,
     contextlib.closing(_Monitor(prepared, launch)) as monitor,
   ):
-    phases = _phases(prepared, monitor)
-    if not phases:
-      _compile(prepared, monitor)
+    _compile(prepared, monitor.say)
     is_on_host = isinstance(program, stepped.HostProgram)
     source = (stepped.Stepped if is_on_host else unrolled.Unrolled)(
       program,
       max_environment_steps=config.max_environment_steps,
       resume=unrolled.Resume(reset_moments, monitor.warn),
-      phases=phases,
     )
     loop = launch.make_loop(source, monitor.hooks)
     try:
@@ -284,19 +207,11 @@ def train(
 
 
 class _Monitor:
-  """Shows progress and warnings on the terminal, and evaluates between the updates of a loop.
-
-  Attributes:
-    hooks: callbacks of the loop.
-    say: prints a line.
-    warn: prints a warning, and writes it to the run's events.
-  """
+  """Shows progress and warnings on the terminal, and evaluates between the updates of a loop, by its `hooks`."""
 
   def __init__(self, prepared: Prepared, launch: composition.Launch):
     self._prepared, self._launch = prepared, launch
-    self._progress = progress_lib.Progress(
-      launch.config, launch.folder, starting='compiling', tracing_seconds=prepared.seconds
-    )
+    self._progress = progress_lib.Progress(launch.config, launch.folder, starting='compiling')
     self._progress.tick()
     self.say = self._progress.say
     self._events = metrics.JsonLines(launch.folder / 'metrics' / 'events.jsonl')
@@ -354,67 +269,28 @@ class _Monitor:
     self._events.close()
 
 
-def _compile(prepared: Prepared, monitor: _Monitor) -> None:
-  """Compiles the program of a run and prints its memory; ValueError if it does not fit, once compiled."""
-  config, program, memory = prepared.config, prepared.program, prepared.memory
-  sequences = ''
-  if program.replay is not None:
-    stored = f'{program.replay.capacity:,} sequences'
-    sequences = f', {memory.replay / 2**20:,.0f} MiB for a replay of {stored}'
-  monitor.say(
-    f'estimated on each device: {memory.state / 2**20:,.0f} MiB of parameters, moments and environments, '
-    f'{memory.batch / 2**20:,.0f} MiB for a batch and its gradients{sequences}'
-  )
-  if prepared.warning is not None:
-    monitor.warn(prepared.warning)
-  devices, num_bytes = program.devices, program.compile()
-  available = _available_bytes(devices)
+def _compile(prepared: Prepared, say: Callable[[str], None]) -> None:
+  """Compiles the program of a run and prints its memory; ValueError if that exceeds the devices'."""
+  config, program, devices = prepared.config, prepared.program, prepared.program.devices
+  needed, available = program.compile(), _available_bytes(devices)
   of_device = ''
-  if available is not None and devices[0].platform != 'cpu':  # there it is what others leave
-    check_compiled(config, memory, num_bytes, available, len(devices))
+  if available is not None:
+    check_memory(config, program.permanent_bytes(), needed, available, len(devices))
     of_device = f' of {_gib(available)}'
   if isinstance(program, stepped.HostProgram):
-    monitor.say(host.SLOW)
-  monitor.say(
+    say(host.SLOW)
+  say(
     f'{config.actor.num_envs:,} environments x {config.steps_per_sequence} steps: '
     f'{config.record.describe_update(config, program.update)}; '
-    f'{len(devices)} x {devices[0].platform}, {num_bytes / 2**20:,.0f} MiB{of_device} compiled'
+    f'{len(devices)} x {devices[0].platform}, {needed / 2**20:,.0f} MiB{of_device} compiled'
   )
 
 
-def _phases(prepared: Prepared, monitor: _Monitor) -> list[unrolled.Phase]:
-  """Phases of a run whose environment has options that vary; none if there are none."""
-  config, schedules = prepared.config, prepared.config.schedules
-  starts = sorted({step for schedule in schedules.values() for step, _ in schedule})
-
-  def phase_of(start: int) -> unrolled.Phase:
-    of_phase = config.at(start)
-    options = {option: of_phase.environment[option] for option in schedules}
-
-    def make_program() -> unrolled.FusedProgram:
-      if not start:
-        return prepared.program
-      return build(of_phase, parts_lib.make_parts(of_phase), prepared.program.devices)
-
-    def compile_program(program: unrolled.FusedProgram) -> None:
-      values = ', '.join(f'environment.{option}={value}' for option, value in options.items())
-      monitor.say(f'from environment step {start:,}: {values}')
-      _compile(prepared._replace(program=program), monitor)
-
-    return unrolled.Phase(start, options, make_program, compile_program)
-
-  return [phase_of(start) for start in starts]
-
-
-def _prepare_process(config: launch_config.ExperimentConfig) -> None:
-  """Sets up JAX and logging in this process, as other runs do by the environment of their nodes."""
-  process.prepare()
+def _prepare_process() -> None:
+  """Sets up logging and libraries in this process, as nodes are by their environment; see also `preflight`."""
   logging.set_verbosity(logging.WARNING)  # nodes log to files; this is the terminal
   for name, value in variables.COMMON.items():
     os.environ.setdefault(name, value)
-  if not config.accelerator:
-    jax.config.update('jax_platforms', 'cpu')
-  variables.keep_compiled()
 
 
 def _say_stopping() -> None:

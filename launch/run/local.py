@@ -56,7 +56,6 @@ def train(
   *,
   exposed: bool = False,
   profile: profile_lib.Span | None = None,
-  tracing_seconds: float | None = None,
 ) -> int:
   """Runs all nodes, or a host's share of them, until the run ends, is interrupted or fails.
 
@@ -64,8 +63,6 @@ def train(
     forks: forks the nodes; None: each node is a new program, which imports everything itself.
     share: nodes of this host, in a run on several; None for all nodes.
     profile: learner updates to trace; actor 0 is traced at about the same time. None for no trace.
-    tracing_seconds: time that the launcher took to trace the agent, which tells how fast this machine
-      is; None if unknown, then no time of the start is estimated.
 
   Returns:
     The exit code: 0 when finished or stopped in order by SIGTERM (130 by Ctrl-C, `STOPPED` for a
@@ -81,7 +78,7 @@ def train(
     launch = composition.Launch(config=config, folder=folder, profile=profile, exposed=exposed)
     launch, addresses = _announce(launch, share)
     with _commands(launch, share, addresses) as commands:
-      watcher = _Watcher(launch, share, commands, addresses, tracing_seconds)
+      watcher = _Watcher(launch, share, commands, addresses)
       learners, replay = watcher.learners, watcher.replay
       peers = connection.without_proxy([*addresses, *filter(None, [launch.coordinator])])
       external = process_group.PEER_GONE if len(learners) > 1 else frozenset()
@@ -134,10 +131,8 @@ def _announce(
   """Chooses and prints the ports of this host; writes the addresses of replay into the run's folder.
 
   Returns:
-    The launch with everything that belongs to this host, and HOST:PORT of each shard of replay.
-
-  Raises:
-    ValueError: a port or an address cannot be used.
+    The launch with everything that belongs to this host, and HOST:PORT of each shard of replay. ValueError if a
+    port or an address cannot be used.
   """
   config = launch.config
   shards = parts_lib.replay_names(config.replay.num_shards)
@@ -171,7 +166,7 @@ def _announce(
 
 
 def _check_port(port: int) -> int:
-  """Returns the port; ValueError if replay cannot listen at it."""
+  """Returns a port at which replay can listen; otherwise ValueError."""
   refusal = f'replay.port={port}: cannot be used ({{}}); give another, or null for a free one'
   preflight.check_listening('::', port, refusal)
   return port
@@ -219,7 +214,6 @@ class _Watcher:
     share: Share | None,
     nodes: Collection[str],
     addresses: Sequence[str],
-    tracing_seconds: float | None,
   ):
     config, self._launch, self._share = launch.config, launch, share
     self.replay = parts_lib.replay_names(config.replay.num_shards)
@@ -227,9 +221,7 @@ class _Watcher:
     ending = (*self.learners, parts_lib.EVALUATOR, parts_lib.ENDING)
     self._ends = {name for name in nodes if name in ending}
     self._events = metrics.JsonLines(launch.folder / 'metrics' / 'events.jsonl')
-    self.progress = progress_lib.make(
-      config, launch.folder, nodes, tracing_seconds=tracing_seconds, grows=share is None
-    )
+    self.progress = progress_lib.make(config, launch.folder, nodes, grows=share is None)
     if isinstance(config.make_environment(), host.HostEnvironment):
       self.progress.say(host.SLOW)
     self._warnings: progress_lib.Warnings | None = None
@@ -299,11 +291,8 @@ class _Watcher:
 class Drain:
   """Tells whether replay may stop: other hosts disconnect once they have seen the end of the run.
 
-  A call returns True after `DRAIN_SECONDS` without a connection. From `MAX_DRAIN_SECONDS` after the
-  first call on, connections are ignored.
-
-  Args:
-    ports: ports of replay on this host.
+  A call returns True after `DRAIN_SECONDS` without a connection to the ports of replay here. From
+  `MAX_DRAIN_SECONDS` after the first call on, connections are ignored.
   """
 
   def __init__(self, ports: Sequence[int]):

@@ -39,7 +39,7 @@ COUNTS_PERIOD = 0.5  # seconds between two writes of the learner's counts
 
 
 def _stop_signal(config: launch_config.ExperimentConfig) -> Callable[[], bool]:
-  """Returns a function that tells whether this node was asked to stop, watched by `watchdog.watched`."""
+  """Whether this node was asked to stop; `watchdog` ends the node if it stops asking."""
   _end_quietly()
   return watchdog.watched(lp.stop_event().is_set, config.learner.stuck_seconds)
 
@@ -165,7 +165,6 @@ def build_learner(launch: composition.Launch, rank: int, replay: Clients) -> loo
   if launch.coordinator is not None:  # before any array is made
     group = process_group_lib.ProcessGroup(
       process_group_lib.Place(launch.coordinator, rank, config.learner.num_processes),
-      stuck_seconds=config.learner.stuck_seconds,
       should_stop=should_stop,
     )
   parts, address = parts_lib.make_parts(config), _addresses(replay)
@@ -213,7 +212,7 @@ def build_learner(launch: composition.Launch, rank: int, replay: Clients) -> loo
   hooks = loop.Hooks(
     should_stop=should_stop,
     make_logger=lambda step: launch.make_logger(parts_lib.LEARNER, resume=step),
-    **({'between': _count_writer(launch.folder)} if group.is_first else {}),
+    between=_count_writer(launch.folder) if group.is_first else lambda status: None,
   )
   return launch.make_loop(source, hooks, group)
 

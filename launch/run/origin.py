@@ -34,14 +34,7 @@ class Origin(NamedTuple):
 
 
 def load(text: str, config: launch_config.ExperimentConfig) -> Origin:
-  """Restores the parameters of an older run, and checks that they fit a new one.
-
-  Args:
-    text: RUN[@best|@STEP], as given to --from.
-
-  Raises:
-    ValueError: there is no such checkpoint, or its arrays have other shapes than the new run's.
-  """
+  """Restores the parameters of RUN[@best|@STEP]; ValueError if there are none, or they do not fit the config's."""
   folder, which = request_lib.parse_origin(text)
   try:
     shapes = parts_lib.saved_shapes(folder_lib.load_config(folder))
@@ -62,15 +55,15 @@ def load(text: str, config: launch_config.ExperimentConfig) -> Origin:
   return Origin(text, f'{folder.resolve()}@{step}', step, fields)
 
 
-def unfinished(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> Origin | None:
-  """Loads the origin with which a run begins again that was stopped before its first checkpoint.
+def find(
+  given: str | None, config: launch_config.ExperimentConfig, folder: pathlib.Path
+) -> Origin | None:
+  """Loads the origin of a new run (--from, `given`), or of one that was stopped before its first checkpoint.
 
-  Returns:
-    The origin; None for any other run, also where the folder is new.
-
-  Raises:
-    ValueError: the origin cannot be restored any more, see `load`.
+  None for any other run. ValueError if the origin cannot be restored, see `load`.
   """
+  if given is not None:
+    return load(given, config)
   text = folder_lib.unfinished_origin(folder)
   try:
     return None if text is None else load(text, config)
@@ -84,16 +77,10 @@ def unfinished(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> 
 def begin(
   origin: Origin, config: launch_config.ExperimentConfig, folder: pathlib.Path, program: Any
 ) -> str:
-  """Writes the first checkpoint of a new run: step 0, with the parameters of its origin.
+  """Writes the first checkpoint of a new run: step 0, with the parameters of its origin; returns a line to print.
 
   Args:
     program: the `unrolled.FusedProgram` of a fused run; None for a run with actors.
-
-  Returns:
-    A line to print, with the origin and its step.
-
-  Raises:
-    OSError, ValueError: the checkpoint cannot be written.
   """
   key = jax.random.key(config.seed)
   copy = lambda train: train._replace(

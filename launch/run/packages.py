@@ -14,9 +14,7 @@ def has_distributed() -> bool:
 def check_distributed(name: str, remedy: str) -> None:
   """Raises ValueError where the packages that several processes need are not installed.
 
-  Args:
-    name: flag, key or feature that needs them; the message begins with it.
-    remedy: how to do without them; the message ends with it.
+  Its message begins with `name`, what needs them, and ends with the `remedy`, how to do without.
   """
   if not has_distributed():
     raise ValueError(f'{name}: needs {DISTRIBUTED}; {remedy}')

@@ -69,13 +69,9 @@ def _key() -> Any:
 def make_parts(
   config: launch_config.ExperimentConfig, should_stop: Callable[[], bool] = lambda: False
 ) -> Parts:
-  """Makes the parts of a run, without any array.
+  """Makes the parts of a run, without any array; `should_stop` is for the unroll, see `rollout.make_unroll`.
 
-  Args:
-    should_stop: for the unroll, see `rollout.make_unroll`.
-
-  Raises:
-    ValueError: the environment is unknown, or not one that the agent supports.
+  ValueError if the environment is unknown, or not one that the agent supports.
   """
   environment = config.make_environment()
   trained = config.record.make(config.agent, environment.observation_spec, environment.action_spec)
@@ -110,15 +106,12 @@ def train_part(state: Any) -> Any:
 def checkpointer(
   run: pathlib.Path, keep: int = checkpoint.WHOLE, *, read_only: bool = False
 ) -> checkpoint.Checkpointer:
-  """Opens the checkpoints of a run.
+  """Opens the checkpoints of a run; close them after use.
 
   Args:
     keep: number of newest checkpoints to keep, in addition to the best one: the one nearest to the
       evaluation with the highest mean episode return.
     read_only: whether nothing may be written or deleted.
-
-  Returns:
-    The checkpointer; close it after use.
   """
 
   def scores() -> list[tuple[int, float]]:
@@ -200,11 +193,6 @@ def saved_params(
 def replay_names(num_shards: int) -> list[str]:
   """Names of the nodes of replay, one for each shard."""
   return [REPLAY] if num_shards == 1 else [f'{REPLAY}-{shard}' for shard in range(num_shards)]
-
-
-def is_replay(name: str) -> bool:
-  """Whether a node is a shard of replay, by its name."""
-  return name == REPLAY or name.startswith(f'{REPLAY}-')
 
 
 def replay_folders(run: pathlib.Path, num_shards: int) -> list[str]:

@@ -1,8 +1,6 @@
-"""Checks before anything starts: environment, memory, addresses and the updates to profile."""
+"""Checks that make a part of a run: environment, agent, checkpoint and addresses; see also `validation`."""
 
-import math
 import pathlib
-import shutil
 import socket
 
 import jax
@@ -11,28 +9,20 @@ import psutil
 from hephaestus.actors.environments import environment as environment_lib
 from hephaestus.actors.environments import host, wrappers
 from hephaestus.launch import config as launch_config
-from hephaestus.launch.files import metrics
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import variables
-from hephaestus.learner import checkpoint, process
-from hephaestus.learner import profile as profile_lib
-from hephaestus.replay import buffer, loopback, tables
-
-# Least updates that may suffice, by docs/results.md: PPO reached no target in at most 49 (it learned only
-# grid worlds), and the dreamer learned nothing in 200 after its warm-up.
-FEW_UPDATES = {'on_policy': 50, 'off_policy': 200}
+from hephaestus.learner import process
+from hephaestus.replay import loopback, tables
 
 
 def check_environment(config: launch_config.ExperimentConfig) -> list[str]:
-  """Makes the environment of a run once and checks the values that it emits.
+  """Makes environment and agent of a run once, and checks the values that the environment emits.
 
-  Unless a fused run may use an accelerator, it restricts JAX in this process to the CPU.
+  Unless a fused run may use an accelerator, it restricts JAX in this process to the CPU. ValueError if the
+  environment is unknown or breaks its specs, or the agent does not support these.
 
   Returns:
-    A line for each warning.
-
-  Raises:
-    ValueError: the environment is unknown, or breaks its specs.
+    A line for each warning, of the agent or the environment.
   """
   process.prepare()
   if not config.accelerator or not config.fused:
@@ -40,123 +30,20 @@ def check_environment(config: launch_config.ExperimentConfig) -> list[str]:
   # Compilation takes most of the time, and is the same at every start.
   variables.keep_compiled()
   environment = config.make_environment()
-  _check_schedules(config, environment)
   name = config.environment['name']
   try:
     found = check_values(environment, config.seed)
   except ValueError as error:
     raise ValueError(f'environment.name={name!r}: {error}') from error
+  found = [*config.record.warnings(parts_lib.make_parts(config).trained), *found]
   return [f'environment.name={name}: {warning}' for warning in found]
 
 
 def check_values(environment: environment_lib.Environment, seed: int) -> list[str]:
-  """Checks the values that an environment emits in some steps; returns a line for each warning.
-
-  Raises:
-    ValueError: the environment breaks its specs.
-  """
+  """A line for each warning about the values that an environment emits; ValueError if it breaks its specs."""
   if isinstance(environment, host.HostEnvironment):
     return host.check_values(environment, seed)
   return wrappers.check_values(environment, jax.random.key(seed))
-
-
-def _check_schedules(
-  config: launch_config.ExperimentConfig, environment: environment_lib.Environment
-) -> None:
-  """Raises ValueError if options vary where they cannot, or a value changes shapes or is impossible."""
-
-  def shapes(environment: environment_lib.Environment) -> str:
-    begun = jax.eval_shape(environment.reset, jax.eval_shape(lambda: jax.random.key(0)))
-    return f'{begun}, {environment.observation_spec}, {environment.action_spec}'
-
-  for option, schedule in config.schedules.items():
-    given = f'environment.{option}={[list(pair) for pair in schedule]}'
-    if not config.fused:
-      raise ValueError(
-        f'{given}: only a run in one process can vary it; add --fused, or give one number'
-      )
-    if isinstance(environment, host.HostEnvironment):
-      raise ValueError(f'{given}: {host.ON_HOST}, so that it cannot vary; give one number')
-    for step, value in schedule:
-      if shapes(config.at(step).make_environment()) != shapes(environment):
-        raise ValueError(
-          f'{given}: {value} gives other shapes of states or observations than the last value; vary an '
-          'option that changes none'
-        )
-
-
-def check_memory(
-  config: launch_config.ExperimentConfig, shards: int | None = None, *, learns: bool = True
-) -> str:
-  """Checks that replay, once its strata are full, fits into the memory of this machine.
-
-  If the learner trains on the CPU here, the agent's sizes are checked as well.
-
-  Args:
-    shards: number of shards of replay on this machine; None for all.
-    learns: whether the learner runs on this machine.
-
-  Returns:
-    A line to print, with the memory that replay takes and what the machine has; '' without a shard.
-
-  Raises:
-    ValueError: it does not fit; names a size that would.
-  """
-  here = config.replay.num_shards if shards is None else shards
-  needed = -(-replay_bytes(config) * here // config.replay.num_shards)
-  available = _memory()
-  if learns and not config.accelerator:
-    trained = parts_lib.make_parts(config).trained
-    config.record.check_memory(config, trained, available)
-  if not here:
-    return ''
-  index, most = max(
-    enumerate(each.max_size for each in config.replay.strata), key=lambda pair: pair[1]
-  )
-  there = -(-most * here // config.replay.num_shards)
-  if needed > available:
-    raise ValueError(
-      f'replay.strata[{index}].max_size={most}: that many sequences take {_size(needed)}, this machine '
-      f'has {_size(available)}; use at most {most * available // (2 * needed)}'
-    )
-  return (
-    f'replay takes up to {_size(needed)} of {_size(available)}: {there:,} sequences, if they do not '
-    'compress'
-  )
-
-
-def check_budget(config: launch_config.ExperimentConfig) -> str:
-  """Returns a line to print: how many updates the steps of a run are, and whether that is too few.
-
-  ValueError if the run would end before its first update.
-  """
-  updates, steps = num_updates(config), config.max_environment_steps
-  if config.record.on_policy:
-    enough, more = FEW_UPDATES['on_policy'], 'less actor.num_envs'
-  else:
-    if not updates:
-      rate = buffer.updates_per_sequence(config.replay, config.batch_size)
-      least = (config.replay.warm_up + math.ceil(1 / rate)) * config.steps_per_sequence
-      raise ValueError(
-        f'max_environment_steps={steps}: the run would end before its first update; use at least {least}, '
-        'or less replay.warm_up'
-      )
-    enough = getattr(config.agent, 'warm_up_updates', 0) + FEW_UPDATES['off_policy']
-    more = 'more replay.replay_ratio'
-  count = f'{updates:,} update{"s" * (updates != 1)}'
-  line = f'{steps:,} steps are {count} of {config.agent_name}'
-  return line if updates >= enough else f'{line}: too few to learn; give more --steps, or {more}'
-
-
-def num_updates(config: launch_config.ExperimentConfig) -> int:
-  """Number of updates of a whole run; with several processes, as its replay ratio is meant."""
-  per_unroll = config.actor.num_envs * config.actor.num_actors
-  unrolls = math.ceil(config.max_environment_steps / (per_unroll * config.steps_per_sequence))
-  sequences = per_unroll * unrolls
-  if config.record.on_policy:
-    return math.ceil(sequences / config.batch_size)
-  rate = buffer.updates_per_sequence(config.replay, config.batch_size)
-  return math.floor(max(0, sequences - config.replay.warm_up) * rate)
 
 
 def check_checkpoint(config: launch_config.ExperimentConfig, folder: pathlib.Path) -> None:
@@ -165,23 +52,12 @@ def check_checkpoint(config: launch_config.ExperimentConfig, folder: pathlib.Pat
     parts_lib.saved_train(folder, parts_lib.saved_shapes(config))
 
 
-def warnings(config: launch_config.ExperimentConfig) -> list[str]:
-  """Lines to print when the run starts, from `AgentRecord.warnings`."""
-  name = config.environment['name']
-  found = config.record.warnings(parts_lib.make_parts(config).trained)
-  return [f'environment.name={name}: {line}' for line in found]
-
-
 def replay_bytes(config: launch_config.ExperimentConfig) -> int:
   """Bytes of memory that all of replay takes once its strata are full, if nothing compresses."""
   return tables.nbytes(config.replay, parts_lib.make_parts(config).sequence_schema)
 
 
-def _size(count: int) -> str:
-  return f'{count / 1e6:.1f} MB' if count < 1e9 else f'{count / 1e9:.1f} GB'
-
-
-def _memory() -> int:
+def memory() -> int:
   """Bytes of memory of this machine, or the limit of its container if that is less."""
   limit = pathlib.Path('/sys/fs/cgroup/memory.max')
   text = limit.read_text().strip() if limit.exists() else 'max'
@@ -189,49 +65,10 @@ def _memory() -> int:
   return min(total, int(text)) if text.isdigit() else total
 
 
-def check_profile(
-  profile: profile_lib.Span, config: launch_config.ExperimentConfig, folder: pathlib.Path
-) -> None:
-  """Checks that a run will do the updates to trace, as far as its folder shows, which need not exist.
-
-  Raises:
-    ValueError: the run ends before the first of these updates, or resumes after it.
-  """
-  text = f'--profile {profile.start}:{profile.stop}'
-  done = max(checkpoint.saved_steps(folder / 'checkpoints'), default=0)
-  if profile.start < done:
-    raise ValueError(f'{text}: the run resumes from update {done:,}; begin there or later')
-  newest = metrics.last(folder / 'metrics' / 'learner.jsonl') or {}
-  missing = max(0, config.max_environment_steps - int(newest.get('environment_step') or 0))
-  if not config.record.on_policy:
-    warm_up = 0 if newest else config.replay.warm_up * config.steps_per_sequence
-    missing = math.ceil(config.replay.replay_ratio * max(0, missing - warm_up))
-  most = int(newest.get('learner_step', 0)) - (
-    -missing // (config.batch_size * config.steps_per_sequence)
-  )
-  if profile.start >= most:
-    raise ValueError(
-      f'{text}: the run ends after about {most:,} updates; begin earlier, or give it more --steps'
-    )
-
-
-def prepare_profile(
-  profile: profile_lib.Span, config: launch_config.ExperimentConfig, folder: pathlib.Path
-) -> None:
-  """Checks as `check_profile`, and then deletes an older trace of the same updates."""
-  check_profile(profile, config, folder)
-  shutil.rmtree(profile.folder(folder), ignore_errors=True)
-
-
 def reach(exposed: bool) -> tuple[bool, str]:
-  """Decides whether replay on this host is exposed to other machines.
+  """Whether replay on this host is reachable from other machines, and a description of who can reach it.
 
-  Args:
-    exposed: whether the user wants it to be. If the system cannot restrict the port to this machine,
-      replay is exposed anyway.
-
-  Returns:
-    Whether replay will be exposed, and a description of who can reach it.
+  It is, too, where the user does not want it `exposed`, if the system cannot restrict the port to this machine.
   """
   refusal = '' if exposed else loopback.refusal()
   if not exposed and not refusal:
@@ -241,13 +78,7 @@ def reach(exposed: bool) -> tuple[bool, str]:
 
 
 def check_listening(host: str, port: int, refusal: str) -> None:
-  """Raises ValueError if nothing can listen at this port of this machine, with `refusal` around the reason.
-
-  Args:
-    host: address to listen at, '::' for all.
-    port: port to listen at.
-    refusal: message, with {} for the reason.
-  """
+  """Raises ValueError, `refusal` with the reason for {}, if nothing can listen at this port here."""
   with socket.socket(socket.AF_INET6 if ':' in host else socket.AF_INET) as probe:
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -23,11 +23,7 @@ TERMINATION_NOTICE = 120  # seconds that Launchpad gives a node before it kills 
 
 
 class _ReplayNode(lp.ReverbNode):
-  """A Launchpad node that runs `tables.make_server` in place of Launchpad's own Reverb server.
-
-  Args:
-    directory: folder of the server's checkpoints.
-  """
+  """A node that runs `tables.make_server`, with checkpoints in `directory`; not Launchpad's own server."""
 
   def __init__(self, config: launch_config.ExperimentConfig, directory: str, exposed: bool):
     super().__init__(functools.partial(nodes_lib.build_tables, config))
@@ -54,8 +50,7 @@ def serve(stop: threading.Event, address: str, stuck_seconds: float) -> None:
   Args:
     stop: event that is set to stop the node.
     address: HOST:PORT of the server, which runs in this process; only the port is used.
-    stuck_seconds: time without an answer after which the server counts as hung, see `watchdog`;
-      0: never.
+    stuck_seconds: time without an answer after which the server counts as hung; 0: never.
   """
   answered = watchdog.watched(stop.is_set, stuck_seconds)
   period = stuck_seconds / 10
@@ -66,11 +61,7 @@ def serve(stop: threading.Event, address: str, stuck_seconds: float) -> None:
 
 
 def make_program(launch: composition.Launch) -> lp.Program:
-  """Makes the Launchpad program of a run: all nodes of all hosts, not yet bound to addresses.
-
-  Returns:
-    A program with the groups of nodes replay, learner, actor, evaluator and ending.
-  """
+  """Makes the Launchpad program of a run: all nodes of all hosts in groups by kind, not yet bound to addresses."""
   config = launch.config
   program = lp.Program('hephaestus')
   replay: list[Any] = []
@@ -103,7 +94,7 @@ class _StaticAddress(lp_address.AbstractAddressBuilder):
 def commands(
   program: lp.Program, addresses: Sequence[str], scratch: pathlib.Path
 ) -> dict[str, list[str]]:
-  """Pickles the nodes of a program, and returns the command that runs each of them.
+  """Pickles the nodes of a program, and returns the command that runs each of them, by its name such as 'actor-0'.
 
   Launchpad's own launcher neither restarts a node nor reports its end (docs/design.md), so its
   nodes are bound here, and their commands go to the supervisor of this project.
@@ -112,9 +103,6 @@ def commands(
     program: program from `make_program`; only its nodes of replay listen at an address.
     addresses: HOST:PORT of each shard of replay.
     scratch: folder for the pickled nodes, which must exist as long as the run.
-
-  Returns:
-    Name of each node, such as 'actor-0' -> program and arguments.
   """
   launch_type = lp_context.LaunchType.LOCAL_MULTI_PROCESSING
   for nodes in program.groups.values():

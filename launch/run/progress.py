@@ -13,13 +13,11 @@ from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import metrics
 from hephaestus.launch.run import parts as parts_lib
-from hephaestus.launch.run import preflight
+from hephaestus.launch.run import validation
 
 QUIET_PERIOD = 15.0  # seconds between progress lines where no terminal shows them live
 STALE_SECONDS = 60.0  # age from which a number on the line is marked with it
-# Seconds until the first update for each second in which the launcher traces the same functions, where
-# nothing is cached: measured on two cores, idle and busy, with 1.3 to 5 seconds of tracing.
-START_PER_TRACING = {'on_policy': 10, 'off_policy': 50}
+MOST_ROWS = 64  # newest reports that warnings may be about
 
 
 class _Pace:
@@ -65,8 +63,6 @@ class Progress:
     folder: pathlib.Path,
     *,
     starting: str = 'nodes import and compile',
-    tracing_seconds: float | None = None,
-    log: pathlib.Path | None = None,
     grows: bool = True,
   ):
     """Initializes the line.
@@ -74,28 +70,17 @@ class Progress:
     Args:
       folder: folder of the run, whose metrics are read.
       starting: text shown until environment steps or updates of this launch are known.
-      tracing_seconds: time that the launcher took to trace the agent, which tells how fast this
-        machine is: the start is estimated by it. None: there is no estimate.
-      log: file that shows what the start waits for; None if there is none.
       grows: whether the line "starting" may grow, because nothing but this object prints.
     """
-    self._config = config
-    self._folder = folder
-    self._starting = starting
-    self._log = log
-    self._expected: float | None = None
-    if tracing_seconds is not None:
-      kind = 'on_policy' if config.record.on_policy else 'off_policy'
-      # To whole tens: it is a rough upper limit.
-      self._expected = 10.0 * max(1, round(START_PER_TRACING[kind] * tracing_seconds / 10))
+    self._config, self._folder = config, folder
+    self._starting, self._grows = starting, grows
     self._live = sys.stdout.isatty()
     self._start, self._started_at = time.monotonic(), time.time()
     self._reached: tuple[int, int] | None = None
     self._steps, self._updates = _Pace(), _Pace()
     # One process ends with its last update, after its last step; several end with their last step.
-    self._num_updates = preflight.num_updates(config) if config.fused else None
+    self._num_updates = validation.num_updates(config) if config.fused else None
     self._shown = 0.0
-    self._grows = grows
     self._unfinished = ''
     self._lock = threading.RLock()  # a fused run shows the line from a thread
 
@@ -145,13 +130,7 @@ class Progress:
         sys.stdout.flush()
 
   def _begin(self) -> str:
-    """The line before the first step or update: how long the start may take, or that it takes longer."""
-    text = f'{self._name()}  starting: {self._starting}'
-    if self._expected is None:
-      return text
-    if time.monotonic() - self._start <= self._expected:
-      return f'{text}, up to {_clock(self._expected)}; less if compiled before'
-    return f'{text}, longer than estimated' + (f'; see {self._log}' if self._log else '')
+    return f'{self._name()}  starting: {self._starting}'
 
   def line(self) -> str:
     """Returns the line: steps, score, episode return, throughput, replay ratio, staleness and time left.
@@ -221,7 +200,7 @@ class ActorsProgress(Progress):
   """The line of a host with actors and without the learner."""
 
   def line(self) -> str:
-    """Returns the line: steps of the run; number, throughput, throttling, params version of actors here."""
+    """Returns the line: steps of the run, and sums and means over the actors of this host."""
     newest = map(self._newest, self._folder.glob('metrics/actor-*.jsonl'))
     rows = [row for row in newest if row is not None]
     if not rows:
@@ -252,21 +231,14 @@ def make(
   folder: pathlib.Path,
   nodes: Collection[str],
   *,
-  tracing_seconds: float | None = None,
   grows: bool = True,
 ) -> Progress:
-  """Makes the progress line that suits the nodes of a host.
-
-  Args:
-    nodes: names of the nodes on this host.
-    tracing_seconds, grows: see `Progress`.
-  """
-  learner = parts_lib.learners(config.learner.num_processes)[0]
-  if learner in nodes:
-    log = folder / 'logs' / f'{learner}.log'
-    return Progress(config, folder, tracing_seconds=tracing_seconds, log=log, grows=grows)
-  acts = any(name.startswith(parts_lib.ACTOR) for name in nodes)
-  kind = ActorsProgress if acts else NoProgress
+  """Makes the progress line that suits the nodes of a host, given by their names; `grows` as of `Progress`."""
+  kind: type[Progress] = NoProgress
+  if parts_lib.learners(config.learner.num_processes)[0] in nodes:
+    kind = Progress
+  elif any(name.startswith(parts_lib.ACTOR) for name in nodes):
+    kind = ActorsProgress
   return kind(config, folder, grows=grows)
 
 
@@ -304,13 +276,10 @@ def summary(folder: pathlib.Path) -> str:
 
 
 def farewell(folder: pathlib.Path, config: launch_config.ExperimentConfig, interrupted: int) -> int:
-  """Prints the last line of a run that has ended in order.
+  """Prints the last line of a run that has ended in order, and returns its exit code.
 
   Args:
-    interrupted: number of the signal that has stopped the run; 0 if it has finished.
-
-  Returns:
-    The exit code: 0 when finished or stopped by SIGTERM, 130 by Ctrl-C.
+    interrupted: number of the signal that has stopped the run; 0 if it has finished. SIGINT gives 130.
   """
   resume = f'stopped; resume with: {folder_lib.resume_command(folder, config)}'
   print(resume if interrupted else summary(folder), flush=True)
@@ -318,10 +287,10 @@ def farewell(folder: pathlib.Path, config: launch_config.ExperimentConfig, inter
 
 
 class Warnings:
-  """Prints and records warnings, also by the agent's advice (`make_advice`), if it has any.
+  """Prints and records each kind of warning once, also those of the agent (`AgentRecord.advise`).
 
-  The advice judges rows of the learner's metrics: each that is written to this logger, or, where another
-  process learns, the newest one at each `tick`.
+  The agent judges rows of the learner's metrics from now on: each that is written to this logger, or, where
+  another process learns, the newest one at each `tick`.
   """
 
   def __init__(
@@ -331,16 +300,10 @@ class Warnings:
     events: metrics.JsonLines,
     say: Callable[[str], None],
   ):
-    """Initializes the warnings; metrics from before this call are ignored.
-
-    Args:
-      folder: folder of the run, whose metrics are read.
-      events: log to which each warning is written.
-    """
-
-    self._events, self._say = events, say
-    self._advice = config.record.make_advice(config, self.warn)
+    self._config, self._events, self._say = config, events, say
     self._metrics = folder / 'metrics'
+    self._rows: list[Mapping[str, Any]] = []  # the first one, and the newest
+    self._said: set[str] = set()
     self._newest = time.time()
 
   def warn(self, text: str) -> None:
@@ -349,20 +312,24 @@ class Warnings:
     self._say(f'warning: {text}')
 
   def write(self, row: Mapping[str, Any]) -> None:
-    """Hands a row of the learner's metrics to the advice."""
-    if self._advice is not None:
-      scored = metrics.last(self._metrics / 'evaluator.jsonl') or {}
-      self._advice.score = scored.get('normalised_score')
-      self._advice.look(row)
+    """Hands a row of the learner's metrics to the agent, and warns."""
+    self._rows.append(row)
+    del self._rows[1:-MOST_ROWS]
+    scored = metrics.last(self._metrics / 'evaluator.jsonl') or {}
+    advice = self._config.record.advise(self._config, self._rows, scored.get('normalised_score'))
+    for kind, text in advice.items():
+      if kind not in self._said:
+        self._said.add(kind)
+        self.warn(text)
 
   def close(self) -> None:
     """Does nothing, as the events are closed by their owner."""
 
   def tick(self) -> None:
-    """Hands the learner's newest row of metrics to the advice, if it is a new one."""
-    row = None if self._advice is None else metrics.last(self._metrics / 'learner.jsonl')
+    """Judges the learner's newest row of metrics, if it is a new one."""
+    row = metrics.last(self._metrics / 'learner.jsonl')
     if row is None or row['time'] <= self._newest:
       return
     self._newest = row['time']
     acting = metrics.last(self._metrics / 'actor-0.jsonl') or {}
-    self.write(row | {name: acting.get(name) for name in ('episode_return', 'episode_length')})
+    self.write({name: acting.get(name) for name in ('episode_return', 'episode_length')} | row)

@@ -8,7 +8,8 @@ import pathlib
 from typing import TYPE_CHECKING, Any
 
 from hephaestus.launch import comments, records
-from hephaestus.launch.run import packages
+from hephaestus.launch.run import packages, validation
+from hephaestus.learner import profile as profile_lib
 
 if TYPE_CHECKING:
   from hephaestus.launch import config as launch_config
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 # Fields that make a config on any machine or host, and those that make one on this machine.
 SHARED = ('preset', 'cognition', 'env', 'agent', 'run', 'steps', 'seed', 'set', 'trust')
 CONFIG = (*SHARED, 'config', 'fused')
-# Keys that ask for a run of several processes where they are above 1.
-SEVERAL = ('actor.num_actors', 'learner.num_processes', 'replay.num_shards')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,7 +76,19 @@ class TrainRequest:
     """The content of the file `config`; an empty one if there is no file."""
     from hephaestus.launch import config as launch_config
 
-    return launch_config.read_partial(self.config)
+    return (
+      launch_config.ConfigFile() if self.config is None else launch_config.read_partial(self.config)
+    )
+
+  @functools.cached_property
+  def span(self) -> profile_lib.Span | None:
+    """The learner updates to trace; None for none. ValueError if `profile` is no span."""
+    return None if self.profile is None else profile_lib.parse(self.profile)
+
+  @property
+  def says_fused(self) -> bool:
+    """Whether the request says if the run is fused."""
+    return self.fused is not None or self.sets('learner.fused')
 
   def sets(self, key: str) -> bool:
     """Whether `set` or the file gives a value for a config key, by path."""
@@ -87,7 +98,7 @@ class TrainRequest:
     """Lists words of a command line that ask for the same; of fields with these names, or of all."""
     words: list[str] = []
     for field in _fields(names):
-      value, flag = getattr(self, field.name), _name(field)
+      value, flag = getattr(self, field.name), _flag(field)
       if value == field.default:
         continue
       if isinstance(value, bool):
@@ -128,9 +139,8 @@ def _fields(names: tuple[str, ...], record: type = TrainRequest) -> list[datacla
   return [field for field in dataclasses.fields(record) if not names or field.name in names]
 
 
-def _name(field: dataclasses.Field) -> str:
-  name: str = field.metadata.get('name', field.name)
-  return '--' + name.replace('_', '-')
+def _flag(field: dataclasses.Field) -> str:
+  return '--' + field.metadata.get('name', field.name).replace('_', '-')
 
 
 def add(parser: argparse.ArgumentParser, *names: str, record: type = TrainRequest) -> None:
@@ -139,7 +149,7 @@ def add(parser: argparse.ArgumentParser, *names: str, record: type = TrainReques
   for field in _fields(names, record):
     metavar = {name: field.metadata[name] for name in ('metavar',) if name in field.metadata}
     options = _OPTIONS[field.type] | metavar
-    parser.add_argument(_name(field), dest=field.name, help=texts[field.name], **options)
+    parser.add_argument(_flag(field), dest=field.name, help=texts[field.name], **options)
 
 
 def of(arguments: argparse.Namespace, **given: Any) -> TrainRequest:
@@ -153,20 +163,17 @@ SINGLE = tuple(name for name in NAMES if name not in CONFIG)  # fields of one ru
 
 
 def make_config(request: TrainRequest) -> Any:
-  """Makes the `ExperimentConfig` that a request asks for.
+  """Makes the `ExperimentConfig` that a request asks for, and validates it.
 
   It begins with the config of the run folder to resume, of the run of --from, or of a preset, to which
-  --cognition adds its parts. Values
-  of --config replace some of it, then --set, --fused, --steps and --seed do. Where the packages
-  that several processes need are not installed, a new run becomes a fused one, if its agent can train
-  so and neither --no-fused nor `learner.fused` is given.
+  --cognition adds its parts. Values of --config replace some of it, then --set, --fused, --steps and --seed do.
+  Where the packages that several processes need are not installed, a new run becomes a fused one, if its agent
+  can train so, and nothing in the request asks for several processes.
 
   Raises:
-    ValueError: a flag or key is invalid, or needs packages that are not installed; names it.
+    ValueError: a flag or key is invalid; names it.
   """
-  from hephaestus.actors import environments
   from hephaestus.launch import config as launch_config
-  from hephaestus.launch.agents import presets
   from hephaestus.launch.files import folder as folder_lib
   from hephaestus.launch.run import cognition
 
@@ -177,25 +184,12 @@ def make_config(request: TrainRequest) -> Any:
     request, **{name: getattr(request, name) or getattr(file, name) for name in names}
   )
   is_new = request.origin is not None or not folder_lib.resumes(request.run)
-  if request.origin is not None:
-    config = _config_of_origin(request)
-  elif not is_new:
-    config = _config_to_resume(request)
-  else:
-    config = launch_config.of_preset(
-      request.agent or records.DREAMER,
-      request.preset or presets.default_preset(),
-      request.env or 'catch',
-    )
+  config = _config_of_preset(request) if is_new else _config_to_resume(request)
   overrides = list(request.set)
-  if config.record.can_fuse:
-    overrides += [] if request.fused is None else [f'learner.fused={request.fused}']
-  elif request.fused:
-    raise ValueError(
-      f'--fused: {config.agent_name} runs with actors of its own; leave it out, or give another --agent'
-    )
-  if request.fused and not config.fused:  # presets are of runs with actors, which may be several
-    overrides.insert(0, 'actor.num_actors=1')
+  if config.record.can_fuse and request.fused is not None:
+    overrides.append(f'learner.fused={request.fused}')
+    if request.fused and not config.fused:  # presets are of runs with actors, which may be several
+      overrides.insert(0, 'actor.num_actors=1')
   if request.steps is not None:
     overrides.append(f'max_environment_steps={request.steps}')
   if request.seed is not None:
@@ -206,53 +200,16 @@ def make_config(request: TrainRequest) -> Any:
   if request.cognition:
     config = cognition.switch_on(request.sets, config, overrides, values)
   config = launch_config.override(config, overrides, values)
-  environments.check_name(config.environment['name'])
-  if is_new and not (_asks(request) or config.fused) and config.record.can_fuse:
-    config = _in_one_process(request, config)
-  if request.reset_moments and not (config.fused and config.record.on_policy):
-    raise ValueError('--reset-moments: is for fused runs of an on-policy agent; leave it out')
-  if config.fused and config.actor.num_actors > 1:
-    raise ValueError(
-      f'actor.num_actors={config.actor.num_actors}: a fused run has no actors of its own; use 1, or '
-      'add --no-fused'
-    )
+  may_fuse = is_new and config.record.can_fuse and not (config.fused or request.says_fused)
+  is_asked = bool(validation.asked_for_several(request, config))
+  if may_fuse and not is_asked and not packages.has_distributed():
+    print(f'one process, as with --fused: several need {packages.DISTRIBUTED}', flush=True)
+    config = launch_config.override(config, FUSED)
+  validation.validate(request, config)
   return config
 
 
-def _asks(request: TrainRequest) -> bool:
-  """Whether a request says if the run is fused."""
-  return request.fused is not None or request.sets('learner.fused')
-
-
-def several_processes(request: TrainRequest, config: Any) -> tuple[str, str]:
-  """Returns the flag that asks for several processes, and how to train in one; for an error message."""
-  if _asks(request):
-    return '--no-fused', 'train in one process with --fused'
-  if not config.record.can_fuse:
-    return (
-      f'--agent {config.agent_name}',
-      'agents that train in one process are dreamer, plain and ppo',
-    )
-  return f'--run {request.run}', 'it has several processes; begin another run with --fused'
-
-
-def _in_one_process(request: TrainRequest, config: Any) -> Any:
-  """Converts the config of a run of several processes to a fused run's where their packages are missing.
-
-  Raises:
-    ValueError: a flag asks for several processes; names it.
-  """
-  from hephaestus.launch import config as launch_config
-
-  if packages.has_distributed():
-    return config
-  values = launch_config.flatten(launch_config.to_tree(config))
-  counts = {key: values[key] for key in SEVERAL}
-  asked = [f'{key}={count}' for key, count in counts.items() if count > 1 and request.sets(key)]
-  for name in [*asked, *(['--expose'] if request.expose else [])]:
-    packages.check_distributed(name, 'leave it out to train in one process (--fused)')
-  print(f'one process, as with --fused: several need {packages.DISTRIBUTED}', flush=True)
-  return launch_config.override(config, ['actor.num_actors=1', 'learner.fused=True'])
+FUSED = ('actor.num_actors=1', 'learner.fused=True')
 
 
 def _config_to_resume(request: TrainRequest) -> Any:
@@ -283,20 +240,27 @@ def _config_to_resume(request: TrainRequest) -> Any:
   sized = launch_config.of_preset(request.agent or agent, request.preset, env)
   kept = ('environment', 'seed', 'max_environment_steps', 'max_minutes')
   sized = dataclasses.replace(sized, **{name: getattr(config, name) for name in kept})
-  if not config.fused:
-    return sized if not sized.fused else launch_config.override(sized, ['learner.fused=False'])
-  return launch_config.override(sized, ['actor.num_actors=1', 'learner.fused=True'])
+  if config.fused:
+    return launch_config.override(sized, FUSED)
+  return launch_config.override(sized, ['learner.fused=False']) if sized.fused else sized
 
 
-def _config_of_origin(request: TrainRequest) -> Any:
-  """The config of the run of --from, with the environment of --env if given.
+def _config_of_preset(request: TrainRequest) -> Any:
+  """The config with which a new run begins: of its preset, or of the run of --from.
 
   Raises:
-    ValueError: a flag does not go with --from, or there is no such run; names the flag or the folder.
+    ValueError: a flag does not go with --from, or there is no such preset or run; names flag or folder.
   """
+  from hephaestus.launch import config as launch_config
+  from hephaestus.launch.agents import presets
   from hephaestus.launch.files import folder as folder_lib
 
-  assert request.origin is not None
+  if request.origin is None:
+    return launch_config.of_preset(
+      request.agent or records.DREAMER,
+      request.preset or presets.default_preset(),
+      request.env or 'catch',
+    )
   if folder_lib.resumes(request.run):
     raise ValueError(
       f'--from {request.origin}: begins a new run, and --run {request.run} is one already; give a '

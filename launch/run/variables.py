@@ -54,11 +54,7 @@ CPU_ONLY = {'JAX_PLATFORMS': 'cpu', 'CUDA_VISIBLE_DEVICES': ''}
 
 
 def keep_compiled(least_seconds: float = LEAST_SECONDS) -> None:
-  """Keeps the programs that this process compiles in CACHE, as nodes do by their environment variables.
-
-  Args:
-    least_seconds: seconds of compiling from which on a program is kept.
-  """
+  """Keeps programs that took this process `least_seconds` to compile in CACHE, as nodes do by their environment."""
   import jax  # not by launchers of programs that do not need it
 
   jax.config.update('jax_compilation_cache_dir', COMMON.get('JAX_COMPILATION_CACHE_DIR'))
@@ -66,13 +62,9 @@ def keep_compiled(least_seconds: float = LEAST_SECONDS) -> None:
 
 
 def of_node(name: str, config: launch_config.ExperimentConfig) -> dict[str, str]:
-  """Returns the environment variables that are set for a node, in addition to the launcher's own.
-
-  Args:
-    name: name of the node, such as 'actor-0'.
-  """
+  """Returns the environment variables of a node, such as 'actor-0', in addition to the launcher's own."""
   variables = dict(COMMON)
   if name in parts_lib.learners(config.learner.num_processes):
     return variables | ({} if config.accelerator else CPU_ONLY)
   variables |= CPU_ONLY | ONE_THREAD
-  return variables | FRUGAL if parts_lib.is_replay(name) else variables
+  return variables | FRUGAL if name.startswith(parts_lib.REPLAY) else variables

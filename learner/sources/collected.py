@@ -50,10 +50,8 @@ class Collected:
       stratum: name of the stratum whose inserts are counted.
       steps_per_sequence: environment steps that a sequence takes, T - 1.
       timeout_seconds: time without an answer after which a server counts as down.
-      file: JSON file that keeps the counts over restarts of this process; None to keep none.
-
-    Raises:
-      ValueError: there is no address, or the file exists and does not hold counts.
+      file: JSON file that keeps the counts over restarts of this process; None to keep none. ValueError if it holds
+        something else.
     """
     self._links = connection.connect(address, name, timeout_seconds=timeout_seconds)
     self._stratum = stratum

@@ -22,11 +22,9 @@ class OnPolicy(sampled.Sampled):
   before the first has published.
 
   Args:
-    trained: the agent's update and acting parameters.
     link: connections to the other nodes; its reader must call `stale_filter.keep`.
     stale_filter: decides which sequences are kept.
     steps_per_sequence: environment steps of a sequence, T - 1.
-    devices: local devices; None for all.
     group: the processes that learn as one.
   """
 
@@ -89,6 +87,3 @@ class OnPolicy(sampled.Sampled):
     self._stale_filter.learner_step = status.step
     self._publish(self._snapshot(status))
     self._group.meet(self._link.should_stop)
-
-  def _make_batches(self) -> sampled.Batches:
-    return sampled.OnDemand(self._link.reader, self._place_batch)

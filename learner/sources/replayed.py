@@ -38,12 +38,8 @@ class FromReplay(sampled.Sampled):
   """Source of batches sampled from replay: prefetches them, and publishes in the background.
 
   Args:
-    trained: the agent's update and acting parameters.
-    link: connections to the other nodes.
     experience: the replay servers.
     publish_period: number of updates between two publications.
-    devices: local devices; None for all.
-    num_processes: number of processes of the learner.
   """
 
   def __init__(
@@ -61,6 +57,7 @@ class FromReplay(sampled.Sampled):
     self._publish_period = publish_period
     self._collected = collected_lib.StepCounts(taken=0, lost=0)
     self._asked: float | None = None
+    self._prefetched: sampled.Prefetched | None = None
     self._failed_saves = 0  # since the last one that did not fail
 
   @property
@@ -96,7 +93,8 @@ class FromReplay(sampled.Sampled):
       self._publish_in_background(status)
 
   def on_save(self) -> None:
-    self._submit(self.save_experience)
+    if self._background is not None:
+      self._background.submit('save', self.save_experience)
 
   def save_experience(self) -> None:
     """Makes replay write its checkpoint; logs a failure. Only the first process of a learner does so."""
@@ -109,8 +107,18 @@ class FromReplay(sampled.Sampled):
       self._failed_saves += 1
       logging.warning('Replay was not saved: %s', error)
 
-  def _make_batches(self) -> sampled.Batches:
-    return sampled.Prefetched(self._link.reader, self._place_batch)
+  def on_start(self, status: loop.Status) -> None:
+    self._prefetched = sampled.Prefetched(self._link.reader, self._place_batch)
+    super().on_start(status)
+
+  def close(self) -> None:
+    if self._prefetched is not None:
+      self._prefetched.close()
+    super().close()
+
+  def _next_batch(self, timeout_seconds: float) -> Tree | None:
+    assert self._prefetched is not None
+    return self._prefetched.get(timeout_seconds)
 
   def _place_batch(self, batch: Tree) -> Tree:
     if self._experience.staleness is not None:

@@ -1,6 +1,5 @@
 """Updates on batches sampled from a replay server, and publishing of acting parameters to it."""
 
-import abc
 import queue
 import threading
 import time
@@ -50,49 +49,8 @@ class Link(NamedTuple):
   should_stop: Callable[[], bool]
 
 
-class Batches(abc.ABC):
-  """Supplies batches on D devices, [D, B, T, ...] with B sequences on each."""
-
-  @abc.abstractmethod
-  def get(self, timeout_seconds: float) -> Tree | None:
-    """Waits for the next batch, at most `timeout_seconds`; None if there is none in time.
-
-    Raises:
-      Exception: see `Reader.get`.
-    """
-
-  @abc.abstractmethod
-  def close(self) -> None:
-    """Stops sampling."""
-
-
-class OnDemand(Batches):
-  """Samples a batch only when `get` asks for it.
-
-  Args:
-    reader: gives batches on the host.
-    place: puts a batch on the devices.
-  """
-
-  def __init__(self, reader: reader_lib.Reader, place: Callable[[Tree], Tree]):
-    self._reader = reader
-    self._place = place
-
-  def get(self, timeout_seconds: float) -> Tree | None:
-    batch = self._reader.get(timeout_seconds)
-    return None if batch is None else self._place(batch)
-
-  def close(self) -> None:
-    pass
-
-
-class Prefetched(Batches):
-  """Puts the next batch on the devices in a thread, while they work on the last one.
-
-  Args:
-    reader: gives batches on the host.
-    place: puts a batch on the devices.
-  """
+class Prefetched:
+  """Places the next batch of a reader on the devices in a thread, while they work on the last one."""
 
   def __init__(self, reader: reader_lib.Reader, place: Callable[[Tree], Tree]):
     self._reader = reader
@@ -104,6 +62,7 @@ class Prefetched(Batches):
     self._thread.start()
 
   def get(self, timeout_seconds: float) -> Tree | None:
+    """Waits for the next batch, at most `timeout_seconds`; None if there is none in time. Errors as `Reader.get`."""
     try:
       return self._queue.get(timeout=timeout_seconds)
     except queue.Empty:
@@ -112,6 +71,7 @@ class Prefetched(Batches):
       return None
 
   def close(self) -> None:
+    """Stops sampling."""
     self._closed.set()
     self._thread.join(timeout=2.0)
 
@@ -133,7 +93,9 @@ class Prefetched(Batches):
 
 
 class Sampled(loop.Source):
-  """Source of batches from replay; sub-classes decide when to sample and when to publish parameters.
+  """Source of batches from replay; sub-classes decide when to sample and to publish parameters.
+
+  By default a batch is sampled when the loop asks for it.
 
   Args:
     trained: the agent's update and acting parameters.
@@ -160,16 +122,16 @@ class Sampled(loop.Source):
     self._acting = jax.jit(
       lambda params: jax.tree.map(lambda x: jnp.copy(x[0]), trained.acting_params(params))
     )
-    self._batches: Batches | None = None
     self._batch: Tree = None
     self._last: loop.Metrics | None = None  # of the update in flight
     self._starved = 0.0
     self._published = time.monotonic()
     self._background: _Background | None = None
 
-  @abc.abstractmethod
-  def _make_batches(self) -> Batches:
-    """Makes the supply of batches; called once, before the first update."""
+  def _next_batch(self, timeout_seconds: float) -> Tree | None:
+    """Waits for the next batch, on the devices [D, B, T, ...]; None if there is none in time."""
+    batch = self._link.reader.get(timeout_seconds)
+    return None if batch is None else self._place_batch(batch)
 
   def init(self, key: jax.Array) -> Tree:
     return devices_lib.jit_once(self._init_state)(key)
@@ -188,10 +150,10 @@ class Sampled(loop.Source):
     return self._acting(state.params)
 
   def ready(self, timeout_seconds: float) -> bool:
-    if self._batch is None and self._batches is not None:
+    if self._batch is None:
       waited = time.monotonic()
       with jax.profiler.TraceAnnotation('wait for replay'):
-        self._batch = self._batches.get(timeout_seconds)
+        self._batch = self._next_batch(timeout_seconds)
       # A wait while the device is still busy starves nothing.
       if self._last is None or _is_ready(self._last):
         self._starved += time.monotonic() - waited
@@ -212,13 +174,17 @@ class Sampled(loop.Source):
 
     It compiles, which takes minutes for a large agent, and cannot be interrupted by a signal.
     """
-    update = process_group_lib.Call(lambda: self._update(state, batch))
-    while not update.wait(0.2):
+
+    def end_if_asked() -> None:
       if self._link.should_stop():
         self.save_experience()
         logging.info('Learner stopped before its first update, while it compiled.')
         process_group_lib.exit_at_once(0)
-    return update.result
+
+    result: tuple[Tree, loop.Metrics] = process_group_lib.wait_for(
+      lambda: self._update(state, batch), end_if_asked
+    )
+    return result
 
   def save_experience(self) -> None:
     """Makes replay write its checkpoint; does nothing unless a sub-class overrides it."""
@@ -237,7 +203,6 @@ class Sampled(loop.Source):
     return devices_lib.split(batch, self._devices)
 
   def on_start(self, status: loop.Status) -> None:
-    self._batches = self._make_batches()
     self._background = _Background()
     self._publish_surely(status)
 
@@ -249,26 +214,18 @@ class Sampled(loop.Source):
 
   def on_end(self, status: loop.Status) -> None:
     self._publish_surely(status)
-    saving = process_group_lib.Call(self.save_experience)  # takes as long as replay is large
-    while not saving.wait(0.2):
-      self._link.should_stop()
+    # Takes as long as replay is large.
+    process_group_lib.wait_for(self.save_experience, self._link.should_stop)
 
   def close(self) -> None:
-    if self._batches is not None:
-      self._batches.close()
     if self._background is not None:
       self._background.close()
 
-  def _submit(self, call: Callable[[], Any]) -> None:
-    """Runs a call in the background."""
-    assert self._background is not None
-    self._background.submit(call)
-
   def _publish_in_background(self, status: loop.Status) -> None:
     """Publishes in a thread, so that the loop waits neither for the device nor for the server."""
-    if self._link.publisher is not None:
+    if self._link.publisher is not None and self._background is not None:
       snapshot = self._snapshot(status)
-      self._submit(lambda: self._publish(snapshot))
+      self._background.submit('publish', lambda: self._publish(snapshot))
 
   def _snapshot(self, status: loop.Status) -> parameters.Snapshot:
     """A snapshot of the acting parameters, still on the device."""
@@ -307,10 +264,10 @@ class _Background:
     self._thread = threading.Thread(target=self._run, name='background', daemon=True)
     self._thread.start()
 
-  def submit(self, call: Callable[[], Any]) -> None:
+  def submit(self, name: str, call: Callable[[], Any]) -> None:
     """Queues a call; one of the same name that has not begun is dropped."""
     with self._changed:
-      self._waiting[getattr(call, '__qualname__', repr(call))] = call
+      self._waiting[name] = call
       self._changed.notify()
 
   def close(self) -> None:

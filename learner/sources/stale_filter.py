@@ -30,8 +30,8 @@ class StaleFilter:
   weights become useless, and the sequence is discarded.
 
   Normally no sequence gets that old. An actor begins an unroll once the last one is written, so an
-  unroll is one update old when it is read, and one more for each batch that fits into the queue
-  (`updates_behind`), or if batches begin within unrolls, as they may after a node has crashed. Only
+  unroll is one update old when it is read, and one more for each batch that fits into the queue,
+  or if batches begin within unrolls, as they may after a node has crashed. Only
   an actor that is slower than others falls further behind. A version newer than the learner's was
   made before the learner resumed from a checkpoint, and is kept.
 
@@ -81,23 +81,8 @@ def saved_shapes(train: Tree) -> State:
 
 
 def sequences_in_flight(max_in_flight: int, batch_size: int) -> int:
-  """Number of sequences that the reader of a queue may prefetch.
+  """Number of sequences that a reader of a queue may prefetch: `max_in_flight`, at most an eighth of its batch.
 
   They lengthen the queue, and so raise the age of the sequences read.
-
-  Args:
-    max_in_flight: configured limit.
-    batch_size: number of sequences in a batch of this process.
   """
   return max(1, min(max_in_flight, batch_size // 8))
-
-
-def updates_behind(queue_size: int, in_flight: int, batch_size: int) -> int:
-  """Greatest age of a sequence when it is read, in updates, while batches are whole unrolls.
-
-  Args:
-    queue_size: capacity of the queue, in sequences.
-    in_flight: number of sequences that readers prefetch.
-    batch_size: number of sequences in a batch.
-  """
-  return 1 + (queue_size + in_flight) // batch_size

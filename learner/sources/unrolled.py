@@ -8,7 +8,7 @@ replay in device memory, to which unrolls are added while the replay ratio allow
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import chex
@@ -107,20 +107,6 @@ class FusedState(NamedTuple):
   replay: Tree = ()
 
 
-class MemoryEstimate(NamedTuple):
-  """Estimated bytes that a run needs on each device.
-
-  Attributes:
-    state: bytes of parameters, the optimizer's moments, and the environments.
-    batch: most bytes that one update needs in addition; with a replay, without activations.
-    replay: bytes of the stored sequences, once the replay is full.
-  """
-
-  state: int
-  batch: int
-  replay: int = 0
-
-
 class Resume(NamedTuple):
   """How a resumed run may differ from the run that saved its checkpoint.
 
@@ -131,22 +117,6 @@ class Resume(NamedTuple):
 
   reset_moments: bool = False
   warn: Callable[[str], None] = lambda text: None
-
-
-class Phase(NamedTuple):
-  """A part of a run in which the options of its environment do not change.
-
-  Attributes:
-    start: environment step from which its options hold; 0 for the first.
-    options: name -> value of each option that varies over the run.
-    make: makes its program, not compiled; the states of all phases have the same shapes.
-    compile: compiles that program.
-  """
-
-  start: int
-  options: Mapping[str, float]
-  make: Callable[[], 'FusedProgram']
-  compile: Callable[['FusedProgram'], None]
 
 
 class FusedProgram:
@@ -162,11 +132,11 @@ class FusedProgram:
     devices: devices that share environments, replay and batches.
     replay: sizes of the replay; None for an on-policy agent, which learns from each unroll once.
 
+  Raises:
+    ValueError: the update lacks what a run in one process reads.
+
   Attributes:
-    update: as given.
-    environments: as given.
-    devices: as given.
-    replay: as given.
+    update, environments, devices, replay: as given.
     steps_per_unroll: environment steps of one unroll, in all environments together.
     sums: names of the metrics that are sums over episodes, not over updates.
   """
@@ -186,6 +156,7 @@ class FusedProgram:
     self.replay = replay
     self.steps_per_unroll = environments.num_envs * environments.num_steps
     self.sums = (*EPISODES, *environments.metrics)
+    self._train_shapes = self._check_update()
     self._mapped = devices_lib.mapped(self.unroll_and_update, devices, in_axes=(0, None))
     self._call: Any = None
     self._shapes: FusedState | None = None
@@ -277,36 +248,17 @@ class FusedProgram:
     result: tuple[FusedState, loop.Metrics] = jax.lax.fori_loop(0, count, body, (state, sums))
     return result
 
-  def memory(self) -> MemoryEstimate:
-    """Estimates memory by shapes only, before anything is compiled.
+  def permanent_bytes(self) -> int:
+    """Bytes of the state on each device, with its whole replay; from shapes, before anything is compiled."""
+    state, _ = self._one_device
+    replay = devices_lib.num_bytes(self._replay_shapes()) // len(self.devices)
+    return devices_lib.num_bytes((state.train, state.worlds)) + replay
 
-    An on-policy update needs the most while steps are flattened from sequences, when there are two
-    copies of them; or at a gradient, with all steps, a minibatch, and half of the residuals, as the
-    rest is fused away. `compile` returns the compiler's figure.
-    """
-    state, sequence = self._one_device
-    size = devices_lib.num_bytes
-    permanent = size((state.train, state.worlds))
-    if self.replay is not None:
-      stored = size(self._replay_shapes().buffer) // len(self.devices)
-      per_device = len(self.replay.sizes) // len(self.devices)
-      batch = size(sequence) + per_device * size(_schema(sequence)) + size(state.train.params)
-      return MemoryEstimate(permanent, batch, stored)
-    used = self.update.footprint(state.train.params, sequence)
-    return MemoryEstimate(
-      state=permanent,
-      batch=max(
-        size(sequence) + 2 * used.steps + used.forward,
-        used.steps + used.minibatch + used.residuals // 2,
-      ),
-    )
-
-  @functools.cached_property
-  def _train_shapes(self) -> Any:
+  def _check_update(self) -> Any:
     """Shapes of the train state; ValueError if the update lacks what a run in one process reads."""
     fields, functions = ['params', 'step'], []
     if self.replay is None:
-      fields, functions = [*fields, 'opt_state'], ['environment_step', 'footprint']
+      fields, functions = [*fields, 'opt_state'], ['environment_step']
     train = jax.eval_shape(self.update.init, jax.eval_shape(lambda: jax.random.key(0)))
     lacking = [
       *(f'the function {name}' for name in functions if not hasattr(self.update, name)),
@@ -371,15 +323,6 @@ class FusedProgram:
     schema = _schema(self._one_device[1])
     empty = ReplayState(buffer_lib.init(schema, 0), jnp.zeros((), jnp.int32))
     return state._replace(replay=empty)
-
-  def begin_episodes(self, state: FusedState) -> FusedState:
-    """Resets all environments of a state on the devices, with keys that follow from its own."""
-    key, envs_key = jax.random.split(jax.random.wrap_key_data(part_of(state.key, 0)))
-    worlds = jax.jit(lambda key: self._shared(self._init_envs(key)))(envs_key)
-    keys = np.tile(jax.random.key_data(key), (len(self.devices), 1))
-    return state._replace(
-      key=devices_lib.put(keys, self.devices), worlds=devices_lib.put(worlds, self.devices)
-    )
 
   def _init_envs(self, key: jax.Array) -> Tree:
     envs = jax.vmap(self.environments.init)(jax.random.split(key, len(self.devices)))
@@ -477,9 +420,6 @@ class Unrolled(loop.Source):
     program: the compiled program of unrolls and updates.
     max_environment_steps: environment steps of the run; the last update is the first to reach them.
     resume: how the run may differ from its checkpoint; None for the defaults of `Resume`.
-    phases: phases of the run, by increasing start; empty if its environment does not change. All
-      environments begin new episodes with each phase, after the first unroll that reaches its start, so
-      that a checkpoint is of the phase of its environment step.
   """
 
   def __init__(
@@ -488,10 +428,8 @@ class Unrolled(loop.Source):
     *,
     max_environment_steps: int,
     resume: Resume | None = None,
-    phases: Sequence[Phase] = (),
   ):
     self._program, self._resume = program, resume or Resume()
-    self._phases, self._phase, self._is_compiled = phases, -1, True
     self._max_environment_steps = max_environment_steps
     self._environment_step = 0
     self._versions: Any = ()  # of the replay's sequences, until the next update
@@ -527,22 +465,7 @@ class Unrolled(loop.Source):
     del step
     state = self._program.place(whole)
     self._environment_step = self._program.environment_step(state)
-    if self._enters_phase():
-      self._compile_phase()
     return state
-
-  def _enters_phase(self) -> bool:
-    """Whether another phase begins, whose program it then makes."""
-    reached = sum(phase.start <= self._environment_step for phase in self._phases) - 1
-    if reached == self._phase:
-      return False
-    self._phase, self._is_compiled = reached, False
-    self._program = self._phases[reached].make()
-    return True
-
-  def _compile_phase(self) -> None:
-    self._is_compiled = True
-    self._phases[self._phase].compile(self._program)
 
   def gather(self, state: FusedState) -> FusedState:
     return self._program.gather(state)
@@ -564,13 +487,8 @@ class Unrolled(loop.Source):
     return not self._program.updates_left(self._environment_step, step, max_environment_steps)
 
   def update(self, state: FusedState, step: int, most: int) -> tuple[FusedState, loop.Done]:
-    if not self._is_compiled:  # not before, as the run may end where a phase begins
-      self._compile_phase()
     began = time.monotonic()
     left = self._program.updates_left(self._environment_step, step, self._max_environment_steps)
-    for phase in self._phases[self._phase + 1 :][:1]:  # the last update begins before that phase
-      end = phase.start - self._program.steps_per_unroll
-      left = min(left, 1 + self._program.updates_left(self._environment_step, step, end))
     count = max(1, min(most, left, int(SECONDS_PER_CALL / self._seconds_per_update)))
     state, metrics = jax.block_until_ready(self._program.iterate(state, count))
     self._seconds_per_update = (time.monotonic() - began) / count
@@ -584,8 +502,6 @@ class Unrolled(loop.Source):
       )
     if self._program.replay is not None:
       self._versions = state.replay.buffer._replace(storage=state.replay.buffer.storage.version)
-    if self._enters_phase():
-      state = self._program.begin_episodes(state)
     return state, loop.Done(count, metrics)
 
   def report(self, span: loop.Interval, totals: Mapping[str, float]) -> dict[str, Any]:
@@ -604,11 +520,6 @@ class Unrolled(loop.Source):
       'episode_return': mean('episode_return'),
       'episode_length': mean('episode_length'),
       **{name: mean(name) for name in self._program.environments.metrics},
-      **{
-        f'option/{name}': value
-        for phase in self._phases[self._phase :][:1]
-        for name, value in phase.options.items()
-      },
       **({'explorer_return': totals['explorer_return'] / explored} if explored else {}),
       **loop.means(rest, span),
     }
@@ -626,6 +537,3 @@ class Unrolled(loop.Source):
         part_of(self._versions, 0), replay.strata, span.step, num_devices=len(self._program.devices)
       ),
     }
-
-  def close(self) -> None:
-    """Does nothing: no other node is involved."""

@@ -89,7 +89,7 @@ def in_process():
     return id(environment), id(agent), num_envs, stop, *options.items()
 
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(fused, '_prepare_process', lambda config: None)
+    patch.setattr(fused, '_prepare_process', lambda: None)
     patch.setattr(parts, 'make_parts', once(parts.make_parts, text))
     patch.setattr(fused, 'build', once(fused.build, program))
     patch.setattr(unrolled.FusedProgram, 'compile', once(unrolled.FusedProgram.compile, id))

@@ -9,6 +9,7 @@ import pytest
 
 from hephaestus.launch import config, main
 from hephaestus.launch.agents import machine, presets
+from hephaestus.launch.run import request, validation
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -87,10 +88,12 @@ def test_train_with_a_gpu_that_jax_cannot_use_says_what_to_install(
   call = lambda *words: main.run(main.parse(['hephaestus', 'train', *words]))
   assert call('--preset', 'gpu', '--run', str(tmp_path / 'run')) == 2
   assert 'accelerator=true: this machine has an NVIDIA GPU' in capsys.readouterr().err
-  # Without a preset it is the laptop's; the run ends here by another mistake.
-  assert call('--run', str(tmp_path / 'run'), '--env', 'catch', '--steps', '1') == 2
-  assert 'EXTRAS=cuda' in capsys.readouterr().out
   assert not (tmp_path / 'run').exists()
+  # Without a preset it is the laptop's, on the CPU.
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: True)
+  wanted = request.TrainRequest(fused=True)
+  lack, _ = validation.validate_here(wanted, request.make_config(wanted), tmp_path)
+  assert 'EXTRAS=cuda' in lack and 'on the CPU' in lack
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ is frozen, within an update that the others have begun ('freeze'); or no process
 
 import gc
 import pathlib
-import signal
 import sys
 import threading
 import time
@@ -198,8 +197,7 @@ def make_replayed(place, kind, num_updates, should_stop, compiles):
 
 def main(folder, coordinator, rank, size, kind, num_updates, ending):
   place = process_group.Place(coordinator, rank, size)
-  stuck_seconds = 2.0 if ending == 'freeze' else 0.0
-  group = process_group.ProcessGroup(place, stuck_seconds=stuck_seconds, should_stop=lambda: False)
+  group = process_group.ProcessGroup(place, should_stop=lambda: False)
   node = None
   compiling = threading.Event()
 
@@ -208,11 +206,6 @@ def main(folder, coordinator, rank, size, kind, num_updates, ending):
     threading.Event().wait()
 
   is_done = lambda: rank == size - 1 and node is not None and node.step >= num_updates
-  if ending == 'freeze':
-    begin = group.begin_update
-    group.begin_update = lambda step: (
-      signal.raise_signal(signal.SIGSTOP) if is_done() else begin(step)
-    )
   sys.path.append(str(pathlib.Path(__file__).parents[1]))  # helpers of the tests
   should_stop = lambda: compiling.is_set() or (ending == 'stop' and is_done())
   most = num_updates if ending == 'starve' else None

@@ -94,7 +94,7 @@ def test_replay_is_not_copied_between_updates():
   program, larger = (
     make_program(learns=False, **{'replay.strata[1].max_size': size}) for size in (32, 32 * 40)
   )
-  storage = larger.memory().replay - program.memory().replay
+  storage = larger.permanent_bytes() - program.permanent_bytes()
   assert storage > 1e5
   assert larger.num_bytes - program.num_bytes == pytest.approx(storage, rel=0.02)
 
@@ -269,23 +269,3 @@ def test_run_reports_as_a_distributed_one_and_ends_with_the_last_allowed_update(
 def test_sizes_that_do_not_fit_are_refused(devices, changes, words):
   with pytest.raises(ValueError, match=words):
     make_program(devices, compiled=False, **changes)
-
-
-def test_phases_of_an_environment_begin_with_the_unroll_that_reaches_them():
-  program, starts = make_program(learns=False), (0, 90, 170)  # unrolls end at 100 and 180
-
-  def train(most):
-    phases = [unrolled.Phase(start, {}, lambda: program, lambda program: None) for start in starts]
-    source = unrolled.Unrolled(program, max_environment_steps=260, phases=phases)
-    state, step, resets = source.place(program.init(jax.random.key(0)), 0), 0, []
-    begin = program.begin_episodes
-    program.begin_episodes = lambda state: (resets.append(source.environment_step), begin(state))[1]
-    while not source.is_over(step, 260):
-      state, done = source.update(state, step, most)
-      step += done.updates
-    program.begin_episodes = begin
-    return step, resets, program.gather(state)
-
-  (step, resets, state), apart = train(100), train(1)
-  assert resets == apart[1] == [100, 180] and step == apart[0]
-  assert_equal(state, apart[2])

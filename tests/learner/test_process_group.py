@@ -1,6 +1,4 @@
-"""Processes of one learner stop together, resume from a checkpoint, and notice a stuck one."""
-
-import signal
+"""Processes of one learner stop together, and resume from a checkpoint."""
 
 import jax
 import numpy as np
@@ -10,11 +8,9 @@ import trainer
 
 from hephaestus.learner import checkpoint, dreamer_update, process_group
 
-BOUND = 30  # seconds in which the others end once a process is dead or stuck
-
 
 @pytest.mark.timeout(500)
-def test_processes_stop_together_resume_and_notice_a_stuck_one(processes):
+def test_processes_stop_together_and_resume(processes):
   first = processes('mean', 7, 'stop')
   assert first.end(1) == 0, first.words(0, 1)
   # It was not asked to stop itself, so that its supervisor starts it again.
@@ -28,13 +24,10 @@ def test_processes_stop_together_resume_and_notice_a_stuck_one(processes):
   # Batch n holds n to n + 7, half of it in each process.
   np.testing.assert_allclose(params, 3.5 + (step - 1) / 2, rtol=1e-5)
 
-  second = processes('mean', step + 7, 'freeze')
-  assert second.end(0) == 1, second.words(0, 1)
+  second = processes('mean', step + 1, 'stop')
+  assert second.end(1) == 0, second.words(0, 1)
   for rank in (0, 1):  # of which only one has the checkpoint
     assert f'begins at {step}' in second.words(rank)
-  assert 'has not ended within 2 s (learner.stuck_seconds)' in second.words(0)
-  second.running[1].send_signal(signal.SIGCONT)
-  assert second.end(1, BOUND) != 0
 
 
 def test_process_stopped_while_compiling_saves_replay_and_exits(processes):

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 def train(tmp_path_factory):
   """Trains an agent by the laptop's preset and some changes, and gives the folder of the run."""
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(fused, '_prepare_process', lambda config: None)
+    patch.setattr(fused, '_prepare_process', lambda: None)
 
     def train(environment, steps, *changes, agent='dreamer'):
       folder = tmp_path_factory.mktemp('broken') / 'run'

@@ -12,6 +12,7 @@ PPO = (
 )  # fmt: skip
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(600)
 def test_run_makes_two_instances_more_than_its_nodes_need_and_closes_all(folder):
   options = (*PPO, 'max_environment_steps=1000')

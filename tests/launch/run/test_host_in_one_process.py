@@ -9,7 +9,6 @@ import sys
 import numpy as np
 import pytest
 import runs
-import slow_program
 import tiny
 
 import hephaestus
@@ -137,11 +136,10 @@ def corridor_of_gymnasium():
 @pytest.mark.parametrize(
   ('make_class', 'options'),
   [
-    (lambda: slow_program.SlowProgram, ['environment.max_steps=9', 'environment.seconds=0.0']),
     (corridor_of_gymnasium, ['environment.max_steps=9', 'environment.length=3']),
     (lambda: catch.Catch, ['environment.rows=4', 'environment.columns=3']),
   ],
-  ids=['dm_env', 'gymnasium', 'ours'],
+  ids=['gymnasium', 'ours'],
 )
 def test_class_is_trained_in_resumed_and_loaded_from_python(
   in_process, tmp_path, monkeypatch, make_class, options

@@ -9,67 +9,45 @@ import sys
 import pytest
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('full_optimization')]
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures('full_optimization')
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize('seed', [0, 1, 2])
-def test_ppo_learns_catch(tmp_path, seed):
+def score(folder, *words, **variables):
+  """The normalised score that a run of `hephaestus train` prints at its end."""
   result = subprocess.run(
-    [HEPHAESTUS, 'train', '--agent', 'ppo', '--preset', 'laptop', '--seed', str(seed),
-     '--run', tmp_path / 'run'],
-    capture_output=True, text=True, timeout=280,
+    [HEPHAESTUS, 'train', '--run', folder / 'run', *words],
+    capture_output=True, text=True, env=os.environ | variables,
   )  # fmt: skip
   assert result.returncode == 0, result.stderr
-  score = re.search(r'^done: .*normalised_score=(\S+)$', result.stdout, re.MULTILINE)
-  assert float(score[1]) >= 0.95
+  found = re.search(r'^done: .*normalised_score=(\S+)$', result.stdout, re.MULTILINE)
+  return float(found[1])
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures('full_optimization')
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize('seed', ['0', '1', '2'])
+def test_ppo_learns_catch(tmp_path, seed):
+  assert score(tmp_path, '--agent', 'ppo', '--preset', 'laptop', '--seed', seed) >= 0.95
+
+
+IMAGE = ('environment.rows=8', 'environment.columns=8', 'environment.cell_pixels=4')
+GRID = ('environment.size=8', 'environment.num_resources=8')
+
+
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-  ('environment', 'options', 'seed', 'least'),
+  ('environment', 'options', 'least'),
   [
-    ('catch', ('--steps', '10000'), 0, 0.9),
-    ('catch', ('--steps', '10000'), 1, 0.9),
-    ('catch', ('--steps', '10000'), 2, 0.9),
-    # An image of 32 x 32 x 3 bytes, through the CNN.
-    (
-      'catch',
-      (
-        '--steps',
-        '12000',
-        '--set',
-        'environment.rows=8',
-        'environment.columns=8',
-        'environment.cell_pixels=4',
-      ),
-      0,
-      0.7,
-    ),
-    (
-      'grid_world',
-      ('--steps', '25000', '--set', 'environment.size=8', 'environment.num_resources=8'),
-      0,
-      0.6,
-    ),
+    ('catch', ['--steps', '10000', '--seed', '0'], 0.9),
+    ('catch', ['--steps', '10000', '--seed', '1'], 0.9),
+    ('catch', ['--steps', '10000', '--seed', '2'], 0.9),
+    ('catch', ['--steps', '12000', '--set', *IMAGE], 0.7),  # 32 x 32 x 3 bytes, through the CNN
+    ('grid_world', ['--steps', '25000', '--set', *GRID], 0.6),
   ],
 )
-def test_dreamer_learns_environment(tmp_path, environment, options, seed, least):
-  result = subprocess.run(
-    [HEPHAESTUS, 'train', '--preset', 'laptop', '--env', environment, '--seed', str(seed),
-     '--run', tmp_path / 'run', *options],
-    capture_output=True, text=True, timeout=1100,
-  )  # fmt: skip
-  assert result.returncode == 0, result.stderr
-  score = re.search(r'^done: .*normalised_score=(\S+)$', result.stdout, re.MULTILINE)
-  assert float(score[1]) >= least
+def test_dreamer_learns_environment(tmp_path, environment, options, least):
+  assert score(tmp_path, '--preset', 'laptop', '--env', environment, *options) >= least
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures('full_optimization')
 @pytest.mark.timeout(2400)
 def test_full_model_learns_catch(tmp_path):
   """All sizes of the networks of preset `gpu`, on one device; its batch and rollouts suit a CPU."""
@@ -80,11 +58,5 @@ def test_full_model_learns_catch(tmp_path):
     'agent.horizon_max=8', 'agent.warm_up_updates=50', 'learner.rate_warm_up=50',
     'learner.policy_learning_rate=0.0003',
   )  # fmt: skip
-  result = subprocess.run(
-    [HEPHAESTUS, 'train', '--fused', '--preset', 'gpu', '--env', 'catch', '--steps', '4500',
-     '--run', tmp_path / 'run', '--set', *settings],
-    capture_output=True, text=True, timeout=2300, env=os.environ | {'XLA_FLAGS': ''},
-  )  # fmt: skip
-  assert result.returncode == 0, result.stderr
-  score = re.search(r'^done: .*normalised_score=(\S+)$', result.stdout, re.MULTILINE)
-  assert float(score[1]) >= 0.9
+  words = ['--fused', '--preset', 'gpu', '--env', 'catch', '--steps', '4500', '--set', *settings]
+  assert score(tmp_path, *words, XLA_FLAGS='') >= 0.9

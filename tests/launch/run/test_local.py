@@ -16,11 +16,11 @@ from hephaestus.launch import config, user_errors
 from hephaestus.launch.agents import presets
 from hephaestus.launch.files import metrics
 from hephaestus.launch.processes import supervisor
-from hephaestus.launch.run import composition, local, nodes, preflight, variables
+from hephaestus.launch.run import composition, local, nodes, preflight, validation, variables
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import progress as progress_lib
 from hephaestus.learner import loop
-from hephaestus.replay import columns, loopback
+from hephaestus.replay import loopback
 
 ROW = {
   'learner_step': 8, 'environment_step': 65536, 'steps_per_second': 9000.0, 'staleness': 1.0,
@@ -83,25 +83,15 @@ def test_progress_of_ppo_shows_staleness(run):
 def test_environment_beyond_a_threshold_of_the_agent_is_warned_of(size, line):
   given = [f'environment.size={size}', 'environment.num_resources=2']
   made = config.override(presets.laptop('grid_world'), given)
-  warnings = preflight.warnings(made)
+  warned = lambda made: made.record.warnings(parts_lib.make_parts(made).trained)
+  warnings = warned(made)
   assert [line in warning for warning in warnings] == [True] * (line is not None)
-  assert not preflight.warnings(presets.ppo_laptop('grid_world'))
-
-
-def test_check_memory_refuses_replay_larger_than_the_machine(monkeypatch):
-  made = presets.laptop('catch')
-  each = columns.Columns(parts_lib.make_parts(made).sequence_schema).nbytes
-  monkeypatch.setattr(preflight, '_memory', lambda: 50_000 * each)
-  assert '50,000 sequences' in preflight.check_memory(made)
-  monkeypatch.setattr(preflight, '_memory', lambda: 50_000 * each - 1)
-  with pytest.raises(ValueError, match=r'strata\[1\].max_size=50000: .* use at most 24999'):
-    preflight.check_memory(made)
+  assert not warned(presets.ppo_laptop('grid_world'))
 
 
 @pytest.mark.parametrize(
   ('make', 'changes', 'line'),
   [
-    (presets.ppo_laptop, ['max_environment_steps=20000'], '20,000 steps are 3 updates of ppo: too few'),
     (presets.ppo_laptop, ['max_environment_steps=1'], '1 steps are 1 update of ppo: too few'),
     (
       presets.ppo_laptop, ['learner.fused=false', 'max_environment_steps=20000'],
@@ -115,7 +105,7 @@ def test_check_memory_refuses_replay_larger_than_the_machine(monkeypatch):
   ],
 )  # fmt: skip
 def test_steps_of_a_run_are_reported_in_updates(make, changes, line):
-  line_of_run = preflight.check_budget(config.override(make('catch'), changes))
+  line_of_run = validation.check_budget(config.override(make('catch'), changes))
   assert line_of_run.startswith(line) and ('too few' in line_of_run) == ('too few' in line)
 
 
@@ -194,15 +184,6 @@ def clock(monkeypatch):
   return wait
 
 
-def test_start_is_estimated_by_tracing_and_points_to_the_log_when_exceeded(run, clock):
-  made, folder, _ = run
-  log = folder / 'logs' / 'learner.log'
-  progress = progress_lib.Progress(made, folder, starting='compiling', tracing_seconds=4.2, log=log)
-  assert progress.line() == 'catch  0:00  starting: compiling, up to 0:40; less if compiled before'
-  clock(41)
-  assert progress.line().endswith(f'0:41  starting: compiling, longer than estimated; see {log}')
-
-
 def test_stale_numbers_have_their_age_and_the_eta_does_not_climb(run, clock):
   made, folder, write = run
   made = config.override(made, ['max_environment_steps=3000'])
@@ -275,7 +256,7 @@ def test_node_that_fails_again_and_again_shows_only_errors_of_own_code(run, caps
   )
   outcome = supervisor.Outcome(1, 0, 'actor-0', 1, ['Traceback', 'lamp 7'], {})
   launch = composition.Launch(config=made, folder=folder)
-  watcher = local._Watcher(launch, None, ['actor-0'], [], None)
+  watcher = local._Watcher(launch, None, ['actor-0'], [])
   assert watcher.report(outcome) == 1
   shown = capsys.readouterr().out.splitlines()
   assert shown[-1] == f'the whole log: {log}'

@@ -18,12 +18,8 @@ def hephaestus(capsys):
   """Runs a command in this process, which has imported all already; returns its output."""
 
   def run(command, *arguments):
-    words = [
-      'hephaestus',
-      command,
-      '--trust',
-      *map(str, arguments),
-    ]  # its environment is of the tests
+    # Its environment is of the tests.
+    words = ['hephaestus', command, '--trust', *map(str, arguments)]
     assert main.run(main.parse(words)) == 0, capsys.readouterr()
     return capsys.readouterr().out
 
