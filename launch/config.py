@@ -386,6 +386,10 @@ def _from_tree(content: dict[str, Any]) -> ExperimentConfig:
   }
   if isinstance(values.get(WANDB, False), bool):  # by one word, as with --set wandb=true
     values[WANDB] = {'enabled': values.get(WANDB, False)}
+  removed = record.removed_keys
+  values['agent'] = {
+    key: value for key, value in values['agent'].items() if value not in removed.get(key, ())
+  }
   for section, kind in sections.items():
     values[section] = kind(**values[section])
   replay = values['replay'] | {'strata': _strata(values['replay']['strata'])}

@@ -6,7 +6,7 @@ import contextvars
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from hephaestus.actors.environments import names as names_lib
@@ -69,6 +69,8 @@ class AgentRecord(abc.ABC):
       those that all agents have; `report` shows runs that differ only in these and the seed as one
       curve.
     shown: label -> name of a metric of the learner, shown on the progress line.
+    removed_keys: former keys of the section `agent`, each with the values that the agent now has without it,
+      so that older configs load.
     cognition: part of the agent -> values by config key that switch it on for --cognition, in an order in
       which each part can be added. The first key of a part is 0 where it is off.
   """
@@ -81,6 +83,7 @@ class AgentRecord(abc.ABC):
   indifferent_keys: ClassVar[Sequence[str]] = ()
   shown: ClassVar[Mapping[str, str]] = {}
   cognition: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+  removed_keys: ClassVar[Mapping[str, Container[Any]]] = {}
 
   @property
   def name(self) -> str:

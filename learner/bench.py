@@ -125,12 +125,7 @@ class Work:
     if horizon is not None:
       if horizon < 1:
         raise ValueError(f'--horizon {horizon}: must be at least 1')
-      chunks = range(1, min(horizon, self.agent.steps_per_chunk) + 1)
-      agent |= {
-        'horizon_max': horizon,
-        'horizon_min': min(horizon, self.agent.horizon_min),
-        'steps_per_chunk': max(steps for steps in chunks if horizon % steps == 0),
-      }
+      agent |= {'horizon_max': horizon, 'horizon_min': min(horizon, self.agent.horizon_min)}
     learner: dict[str, Any] = {} if batch is None else {'batch_size': batch}
     if length is not None and length < 2:
       raise ValueError(f'--length {length}: must be at least 2')
@@ -146,12 +141,12 @@ class _Program(NamedTuple):
   """An update on one device, not compiled yet.
 
   Attributes:
-    dreamer: an agent whose boredom stays at its value, independent of the model's error.
+    dreamer: the agent.
     init_state: the train state before the first update, not replicated.
     batch: the batch, [B, T, ...], not replicated.
     sequence: the batch replicated, [1, B, T, ...].
     update: (train state, sequence), both replicated -> (next train state, metrics).
-    at_boredom: boredom -> a replicated train state after warm-up.
+    at_boredom: boredom of the next update -> a replicated train state after warm-up.
   """
 
   dreamer: dreamer_agent.Dreamer
@@ -164,8 +159,7 @@ class _Program(NamedTuple):
 
 def _prepare(work: Work) -> _Program:
   process.prepare()
-  agent_config = dataclasses.replace(work.agent, boredom_rise=0.0, boredom_fall=0.0)
-  dreamer = dreamer_agent.make_dreamer(agent_config, work.observation_spec, work.action_spec)
+  dreamer = dreamer_agent.make_dreamer(work.agent, work.observation_spec, work.action_spec)
   made = dreamer_update.make_update(dreamer, work.learner)
   batch = random_batch(dreamer, work)
   init_state = devices_lib.jit_once(made.init)(jax.random.key(0))
@@ -173,12 +167,21 @@ def _prepare(work: Work) -> _Program:
   on_device = functools.partial(devices_lib.replicate, devices=device)
 
   def at_boredom(boredom: float) -> dreamer_update.TrainState:
-    intrinsic = init_state.intrinsic._replace(boredom=jnp.float32(boredom))
-    step = jnp.int32(agent_config.warm_up_updates)
+    # By the first update of the averages there is no progress, so boredom rises to the value.
+    before = jnp.float32(boredom - dreamer_config.BOREDOM_RISE)
+    intrinsic = init_state.intrinsic._replace(boredom=before)
+    step = jnp.int32(work.agent.warm_up_updates)
     return on_device(init_state._replace(step=step, intrinsic=intrinsic))
 
   update = devices_lib.mapped(made.update, device)
   return _Program(dreamer, init_state, batch, on_device(batch), update, at_boredom)
+
+
+def _run(
+  compiled: Any, sequence: Any, intrinsic: Any, state: dreamer_update.TrainState
+) -> dreamer_update.TrainState:
+  """The state after an update that begins with the statistics `intrinsic`; it donates the state."""
+  return compiled(state._replace(intrinsic=jax.tree.map(jnp.copy, intrinsic)), sequence)[0]
 
 
 def update(
@@ -224,7 +227,8 @@ def update(
   for each in boredom:
     state, metrics = compiled(at_boredom(each), sequence)
     horizon = float(metrics['dream/horizon'][0])
-    duration = median_duration(lambda state: compiled(state, sequence)[0], state, seconds)
+    run = functools.partial(_run, compiled, sequence, at_boredom(each).intrinsic)
+    duration = median_duration(run, state, seconds)
     chunks = math.ceil(horizon / agent_config.steps_per_chunk)
     trips = (horizon, chunks, chunks)  # imagined steps; chunks of their values and of the gradient
     flops = always + sum(each * count for each, count in zip(by_loop, trips, strict=True))

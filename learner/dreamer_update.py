@@ -457,6 +457,6 @@ def _intrinsic_metrics(
     'intrinsic/novelty_slow': motivation.novelty_slow,
     'intrinsic/clean_novelty': clean.mean(),
     'intrinsic/clean_novelty_positive': jnp.mean(clean > 0),
-    'intrinsic/competence': motivation.competence,
+    'intrinsic/progress': motivation.progress,
     'intrinsic/boredom': motivation.boredom,
   }

@@ -15,9 +15,13 @@ CERTAINTY_EXPONENT = 5.0  # log of the weight for a certain explorer: `explorer_
 INTRINSIC_FLOOR = 0.1  # the same for other intrinsic rewards; vitals of 0 cost at most 1.44
 AVERAGE_CHANGE_RATE = 0.02  # of the moving average of the networks that novelty reads
 LATENTS = ('categorical', 'gaussian')  # keys of `distributions.LATENTS`
-SCORES = ('learned', 'gain', 'source', 'random', 'fixed')  # of a workspace; the last 3: baselines
-# Rates of the fast and slow averages of novelty, which give competence: see `intrinsic.update`.
-COMPETENCE_FAST, COMPETENCE_SLOW = 0.1, 0.005
+SCORES = ('learned', 'gain')  # of a workspace
+# Rates of the fast and slow averages of novelty, which give progress: see `intrinsic.update`.
+PROGRESS_FAST, PROGRESS_SLOW = 0.1, 0.005
+LEAST_PROGRESS = 0.01  # progress below which boredom rises
+BOREDOM_RISE, BOREDOM_FALL = 0.1, 0.2  # of boredom, which shortens rollouts, in an update
+BOOTSTRAP_SHARE = 0.8  # share of the sequences that train a member's prior, where there are several
+MOST_STEPS_PER_CHUNK = 8  # of a rollout, whose gradient is computed at once
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,10 +45,7 @@ class DreamerConfig:
   encoder_layers: int = 2  # hidden layers of encoder and decoder
   image_channels: int = 256  # channels of a CNN's last stage; 0: images are read as flat numbers
   ensemble_size: int = 5  # members: prior networks whose disagreement is the novelty
-  stored_state: bool = True  # whether training starts from the actor's recurrent state, or from 0
-  bootstrap_share: float = 0.8  # share of the sequences that train a member's prior
   free_nats: float = 1.0  # KL below which the posterior has no KL loss; priors always have
-  dynamics_scale: float = 1.0  # weight of the priors' KL loss
   representation_scale: float = 0.1  # weight of the posterior's KL loss
   reward_scale: float = 1.0  # weight of the reward loss; above 1 for rare, small rewards
   num_bins: int = 255  # bins of the two-hot distributions of rewards and returns
@@ -54,7 +55,6 @@ class DreamerConfig:
   horizon_max: int = 64  # imagined steps of the longest rollout
   horizon_min: int = 8  # imagined steps of the shortest rollout
   starts_per_sequence: int | None = None  # steps of each sequence to imagine from; None: all
-  steps_per_chunk: int = 8  # imagined steps whose gradient is computed at once
 
   # Actor and critic.
   policy_layers: int = 2  # hidden layers of actor and critic
@@ -68,18 +68,14 @@ class DreamerConfig:
   warm_up_updates: int = 200  # updates of only the world model, before actor and critic learn
 
   # Intrinsic motivation.
-  novelty: str = 'information_gain'  # measure; or 'clean'; 'prediction_error' as a baseline
+  novelty: str = 'information_gain'  # its measure, or 'clean'
   novelty_scale: float = 0.03  # weight of novelty's advantage compared with entropy; 0: no explorer
   competence_scale: float = 0.0  # the same of learning progress by region, see docs/cognition.md
   survival_scale: float = 0.0  # weight of survival's advantage; 0: none, see docs/cognition.md
   empowerment_scale: float = 0.0  # weight of empowerment's advantage; 0: none, as above
-  boredom_threshold: float = 0.01  # competence (learning progress) below which boredom rises
-  boredom_rise: float = 0.1  # rise of boredom, which shortens rollouts, by such an update
-  boredom_fall: float = 0.2  # fall of boredom by an update with more competence
 
   # Episodic memory.
   memory_size: int = 0  # entries of the episodic memory; 0: no memory
-  memory_ttl: int = 5000  # updates after which an entry that is not read is cleared
   memory_dream_share: float = 0.0  # share of the rollouts that begin at latents of its entries
 
   # Slots.
@@ -88,8 +84,7 @@ class DreamerConfig:
 
   # Workspace.
   workspace_size: int = 0  # most candidates that the actor reads; 0: no workspace, it reads all
-  workspace_cost: float = 0.0  # score above which a candidate may be read
-  workspace_score: str = 'learned'  # how candidates are scored; or a baseline of SCORES
+  workspace_score: str = 'learned'  # how candidates are scored, by the actor's loss; or 'gain'
 
   compute_dtype: str = 'bfloat16'  # dtype of the networks: 'float32' or 'bfloat16'
 
@@ -100,9 +95,9 @@ class DreamerConfig:
 
     check(self.latent in LATENTS, 'latent', f'choose one of {list(LATENTS)}')
     check(
-      self.novelty in ('information_gain', 'clean', 'prediction_error'),
+      self.novelty in ('information_gain', 'clean'),
       'novelty',
-      "choose 'information_gain' or 'clean'; 'prediction_error' is a baseline",
+      "choose 'information_gain' or 'clean'",
     )
     check(
       self.compute_dtype in ('float32', 'bfloat16'),
@@ -111,7 +106,7 @@ class DreamerConfig:
     )
     for name in (
       'deterministic_size', 'stochastic_size', 'classes', 'hidden_size', 'encoder_layers',
-      'ensemble_size', 'horizon_min', 'steps_per_chunk', 'policy_layers', 'window',
+      'ensemble_size', 'horizon_min', 'policy_layers', 'window',
     ):  # fmt: skip
       check(getattr(self, name) >= 1, name, 'must be at least 1')
     check(self.memory_steps >= 2, 'memory_steps', 'must be at least 2')
@@ -120,7 +115,6 @@ class DreamerConfig:
       'memory_size',
       f'must be 0 for no memory, or from the 8 entries that an update writes to {2**24:,}',
     )
-    check(self.memory_ttl >= 1, 'memory_ttl', 'must be at least 1')
     check(0 <= self.memory_dream_share <= 1, 'memory_dream_share', 'must lie in [0, 1]')
     check(
       self.memory_size > 0 or self.memory_dream_share == 0,
@@ -143,7 +137,6 @@ class DreamerConfig:
       check(getattr(self, name) >= 0, name, 'must be at least 0')
     several = self.ensemble_size > 1 or self.competence_scale == 0
     check(several, 'competence_scale', 'is of novelty, which one member has not; set it to 0')
-    check(0 < self.bootstrap_share <= 1, 'bootstrap_share', 'must lie in (0, 1]')
     check(0 < self.gamma <= 1, 'gamma', 'must lie in (0, 1]')
     check(0 <= self.lambda_ <= 1, 'lambda_', 'must lie in [0, 1]')
     check(0 <= self.unimix < 1, 'unimix', 'must lie in [0, 1)')
@@ -152,17 +145,18 @@ class DreamerConfig:
       'horizon_max',
       f'must be at least agent.horizon_min={self.horizon_min}',
     )
-    check(
-      self.horizon_max % self.steps_per_chunk == 0,
-      'steps_per_chunk',
-      f'must divide agent.horizon_max={self.horizon_max}',
-    )
     explores = self.ensemble_size > 1 and max(self.novelty_scale, self.competence_scale) > 0
     check(
       self.starts_per_sequence is None or self.starts_per_sequence >= 1 + explores,
       'starts_per_sequence',
       "must be at least 1, with an explorer 2 (half of them are the explorer's), or None for all steps",
     )
+
+  @property
+  def steps_per_chunk(self) -> int:
+    """Imagined steps whose gradient is computed at once, a divisor of `horizon_max`."""
+    chunks = range(1, MOST_STEPS_PER_CHUNK + 1)
+    return max(steps for steps in chunks if self.horizon_max % steps == 0)
 
   @property
   def dtype(self):
@@ -203,7 +197,6 @@ SIZES = {
     classes=4,
     horizon_max=15,
     horizon_min=15,
-    steps_per_chunk=15,
     compute_dtype='float32',
   ),
   # One GPU, as the headline throughput is stated: the default, with a Gaussian latent.

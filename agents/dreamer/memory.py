@@ -49,6 +49,8 @@ SAME = 0.99
 """Weight in a read above which the observation is the entry's own, so that its latent is renewed."""
 MOST_RENEWED = 32
 """Most latents that one update renews."""
+TTL = 5000
+"""Updates after which an entry that no replayed step reads is cleared."""
 NEAREST = 3
 """Number of most similar entries that `nearest` returns, for display."""
 NAME = 'memory'
@@ -121,7 +123,6 @@ class EpisodicMemory:
 
   Attributes:
     size: C, number of entries.
-    ttl: updates after which an unread entry is cleared.
     actions: actions of the environment.
     numbers: numbers of its observations.
     codec: encoding of its observations, with their images.
@@ -129,7 +130,6 @@ class EpisodicMemory:
   """
 
   size: int
-  ttl: int
   actions: distributions.Actions
   numbers: numbers_lib.Numbers
   codec: observation_lib.Codec
@@ -284,7 +284,7 @@ class EpisodicMemory:
   def write(self, ring: Tree, offer: Offer, renewed: jax.Array, update: jax.Array) -> Tree:
     """The ring after an update, with the most surprising offers in place of the least recently used.
 
-    An entry that no step has read for more than `ttl` updates has expired, and is empty.
+    An entry that no step has read for more than TTL updates has expired, and is empty.
 
     Args:
       ring: the entries before the update.
@@ -295,7 +295,7 @@ class EpisodicMemory:
     """
     now = update + 1
     used = jnp.where(renewed, now, ring['used'])
-    fresh = now - used <= self.ttl
+    fresh = now - used <= TTL
     written, used = (jnp.where(fresh, x, 0) for x in (ring['written'], used))
     best = most_surprising(offer)
     # The most surprising first, so those that are not worth it come last.
@@ -351,7 +351,7 @@ class EpisodicMemory:
     return ring | {'start': jax.tree.map(put, ring['start'], start), 'stored': stored}
 
   def seeds(self, ring: Tree, random: jax.Array, update: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Draws entries at which dreams begin, all equally often that have a latent at most `ttl` updates old.
+    """Draws entries at which dreams begin, all equally often that have a latent at most TTL updates old.
 
     Args:
       ring: the entries.
@@ -361,7 +361,7 @@ class EpisodicMemory:
     Returns:
       Index of an entry, [N] int32, and whether there is any, [] bool.
     """
-    fresh = (ring['written'] > 0) & (update + 1 - ring['stored'] <= self.ttl)
+    fresh = (ring['written'] > 0) & (update + 1 - ring['stored'] <= TTL)
     count = jnp.sum(fresh)
     first = jnp.argsort(~fresh, stable=True)
     index = jnp.minimum((random * count).astype(jnp.int32), jnp.maximum(count - 1, 0))

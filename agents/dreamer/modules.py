@@ -115,7 +115,7 @@ class Networks:
   @functools.cached_property
   def memory(self) -> memory_lib.EpisodicMemory | None:
     """The episodic memory; None where `memory_size` is 0."""
-    size, ttl = self.config.memory_size, self.config.memory_ttl
+    size = self.config.memory_size
     if not size:
       return None
     starts = {
@@ -125,7 +125,7 @@ class Networks:
       'previous': self.previous_size,
     } | ({'slots': self.slots_width} if self.slots else {})
     kept = starts if self.config.memory_dream_share else {}
-    return memory_lib.EpisodicMemory(size, ttl, self.actions, self.numbers, self.codec, kept)
+    return memory_lib.EpisodicMemory(size, self.actions, self.numbers, self.codec, kept)
 
   @property
   def recalled_size(self) -> int:

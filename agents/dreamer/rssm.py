@@ -457,9 +457,8 @@ class RSSM:
     noise = jax.vmap(
       lambda key: jax.vmap(self.noise)(jax.random.split(key, num_steps)), out_axes=1
     )(keys)
-    initial = self.initial(batch)
-    if self.networks.config.stored_state:
-      initial = jax.tree.map(lambda x, like: x.astype(like.dtype), sequence.initial_state, initial)
+    like = self.initial(batch)
+    initial = jax.tree.map(lambda x, like: x.astype(like.dtype), sequence.initial_state, like)
 
     slots = self.perceive(params, sequence.observation, initial.latent.slots, first)
     numbers, encoded = self.encoder(params, sequence.observation, slots)

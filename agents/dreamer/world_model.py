@@ -221,9 +221,9 @@ class WorldModel:
     """The world model's loss on real sequences: the negative ELBO and auxiliary losses, in float32.
 
       reconstruction + reward_scale reward + continue + mask + value + intrinsic rewards
-        + mean_k [ m_k (b_dyn KL(sg q || p_k) + change_k) + b_rep max(free, KL(q || sg p_k)) ]
+        + mean_k [ m_k (KL(sg q || p_k) + change_k) + b_rep max(free, KL(q || sg p_k)) ]
 
-    averaged over [T, B], with q the posterior, p_k the prior of member k, b_dyn `dynamics_scale`, b_rep
+    averaged over [T, B], with q the posterior, p_k the prior of member k, b_rep
     `representation_scale`, free `free_nats`, and change_k the loss of a member's predicted changes of
     numbers. m_k is the bootstrap mask of (member, sequence), which the sequence's identity seeds, so that it
     is the same in every replay. No transition leads to FIRST, whose reward and change are not learned.
@@ -247,9 +247,7 @@ class WorldModel:
     reward = jnp.where(posterior.first, 0.0, -rewards.log_prob(sequence.reward))
     continues = self._continue_loss(params, features, sequence)
     mask = self._mask_loss(params, features, sequence)
-    learns = bootstrap_mask(
-      sequence.identity, self.config.ensemble_size, self.config.bootstrap_share
-    )
+    learns = bootstrap_mask(sequence.identity, self.config.ensemble_size)
     dynamics_kl, kl = self._kl(posterior, learns)
     change, change_moments = self._change_loss(params, posterior, sequence, learns)
     scaled_reward = self.config.reward_scale * reward
@@ -413,7 +411,7 @@ class WorldModel:
     belief, priors = posterior.belief, posterior.priors.belief
     dynamics_kl = stop(belief).kl(priors)
     representation_kl = jnp.maximum(config.free_nats, belief.kl(stop(priors)))
-    loss = config.dynamics_scale * learns[:, None] * dynamics_kl
+    loss = learns[:, None] * dynamics_kl
     loss += config.representation_scale * representation_kl
     return dynamics_kl, jnp.mean(loss, axis=0)
 
@@ -424,17 +422,19 @@ def _numbers_before(numbers: jax.Array, sequence: experience.Sequence) -> jax.Ar
   return jnp.concatenate([initial[None], numbers[:-1]])
 
 
-def bootstrap_mask(identity: jax.Array, num_members: int, share: float) -> jax.Array:
+def bootstrap_mask(identity: jax.Array, num_members: int) -> jax.Array:
   """Chooses at random, by their IDs, which sequences each member of the ensemble learns from.
 
   Args:
     identity: [B] uint32, random ID of each sequence, the seed.
     num_members: K, size of the ensemble.
-    share: expected share of the sequences that a member learns from.
 
   Returns:
-    [K, B] float32, weight of each sequence in a member's loss: `1 / share` or 0, so that the expected
-    weight is 1.
+    [K, B] float32, weight of each sequence in a member's loss: 1 / BOOTSTRAP_SHARE or 0, so that the
+    expected weight is 1; a single member learns from all.
   """
+  if num_members == 1:
+    return jnp.ones((1, *identity.shape), jnp.float32)
+  share = dreamer_config.BOOTSTRAP_SHARE
   draw = lambda seed: jax.random.bernoulli(jax.random.key(seed), share, (num_members,))
   return jax.vmap(draw, out_axes=1)(identity).astype(jnp.float32) / share

@@ -32,6 +32,11 @@ class Dreamer(records.AgentRecord):
   config_class = dreamer_config.DreamerConfig
   learner_class = learner_config.LearnerConfig
   cognition = presets.COGNITION
+  removed_keys: ClassVar = {
+    'stored_state': (True,), 'bootstrap_share': (0.8, 1.0), 'dynamics_scale': (1.0,),
+    'steps_per_chunk': range(1, 256), 'boredom_threshold': (0.01,), 'boredom_rise': (0.1,),
+    'boredom_fall': (0.2,), 'memory_ttl': (5000,), 'workspace_cost': (0.0,),
+  }  # fmt: skip
   presets: ClassVar = {'laptop': presets.laptop, 'gpu': presets.gpu, 'tpu-v4-8': presets.tpu_v4_8}
   can_fuse = True
   indifferent_keys = ('max_environment_steps',)  # no rate is annealed

@@ -96,11 +96,9 @@ def plain(preset: Preset) -> Preset:
       agent=dataclasses.replace(
         config.agent,
         ensemble_size=1,
-        bootstrap_share=1.0,
         novelty_scale=0.0,
         horizon_max=15,
         horizon_min=15,
-        steps_per_chunk=5,
       ),
     )
 

@@ -60,12 +60,12 @@ def of_states(
     seed: seed of latents and of the choice of sequences.
 
   Returns:
-    One check; none for a run that is not fused, stores no states, gives the model a context of several
-    steps, or has too few sequences.
+    One check; none for a run that is not fused, gives the model a context of several steps, or has too
+    few sequences.
   """
   config = policy.config
   # The stored state includes the steps before a sequence only if the context is of one step.
-  if not (config.fused and config.agent.stored_state and config.agent.window == 1):
+  if not (config.fused and config.agent.window == 1):
     return []
   stored, order = device_replay.sequences(str(folder), parts_lib.make_parts(config).sequence_schema)
   num_envs = config.actor.num_envs
@@ -94,7 +94,7 @@ def _of_restart(found: examination.Restart) -> check_lib.Check:
     max(0.0, error - chance) / spread if spread > 1e-3 else None,
     below=0.5,
     cause='states stored with sequences are of older parameters and no longer fit',
-    remedy='use longer sequences (actor.sequence_length), or agent.stored_state=false',
+    remedy='use longer sequences (actor.sequence_length)',
   )  # fmt: skip
 
 

@@ -117,18 +117,12 @@ def with_candidate(module, features, candidate, noise):
 
 
 @pytest.mark.parametrize(
-  ('size', 'cost', 'expected'),
-  [
-    (1, 0.0, [0, 1, 0, 0]),
-    (2, 0.0, [0, 1, 0, 1]),
-    (3, 2.0, [0, 1, 0, 1]),
-    (4, 0.0, [1, 1, 1, 1]),
-    (1, 9.0, [0, 0, 0, 0]),
-  ],
+  ('size', 'shift', 'expected'),
+  [(1, 0, [0, 1, 0, 0]), (3, 2, [0, 1, 0, 1]), (4, 0, [1, 1, 1, 1]), (1, 9, [0, 0, 0, 0])],
 )
-def test_largest_scores_above_the_cost_are_open(size, cost, expected):
-  module = make(workspace_size=size, workspace_cost=cost).actor_critic.context
-  gate = jax.jit(module.gate)(np.float32([1.0, 3.0, 2.0, 3.0]))  # of equals, the first
+def test_largest_scores_above_0_are_open(size, shift, expected):
+  module = make(workspace_size=size).actor_critic.context
+  gate = jax.jit(module.gate)(np.float32([1.0, 3.0, 2.0, 3.0]) - shift)  # of equals, the first
   np.testing.assert_array_equal(gate, expected)
 
 
@@ -484,39 +478,16 @@ def test_lack_is_computed_from_the_vitals_of_a_leaf():
   np.testing.assert_allclose(lack, [[0.5 ** (4 / 3), 0.0]], rtol=1e-5)
 
 
-@pytest.mark.parametrize('kind', ['source', 'random', 'fixed'])
-def test_baselines_have_no_network(kind):
-  made = make(memory_size=0, workspace_score=kind)
-  module = made.actor_critic.context
-  assert module.modules() == {}
-  steps = np.arange(1.0, 41.0, dtype=np.float32)
-  memory = workspace.Past(*np.float32([np.zeros((40, N)), np.ones((40, N))]), steps)
-  terms = workspace.Terms(*np.zeros((3, 40, N), np.float32))
-  step = jax.jit(lambda memory, terms: module._step(memory, terms, jnp.zeros(40, bool))[2])
-  gates = np.asarray(step(memory, terms))
-  if kind == 'random':
-    assert (gates.sum(axis=1) == 1).all() and (gates.sum(axis=0) > 0).all()
-  elif kind == 'fixed':
-    np.testing.assert_array_equal(gates[:, 0], 1)
-  else:  # the most novel one, and the one that was open least
-    novel = terms._replace(novelty=np.eye(N, dtype=np.float32)[np.arange(40) % N])
-    gates = np.asarray(step(memory, novel))
-    np.testing.assert_array_equal(gates.argmax(axis=1), np.arange(40) % N)
-    visited = memory._replace(opened=1 + 9 * (1 - novel.novelty), steps=steps + 1)
-    gates = np.asarray(step(visited, terms))
-    np.testing.assert_array_equal(gates.argmax(axis=1), np.arange(40) % N)
-
-
 # Read by others.
 
 
 def test_played_steps_name_what_is_open(make_params):
-  made = make(memory_size=0, workspace_score='fixed', workspace_size=2)
+  made = make(memory_size=0, workspace_size=2)
   params = made.agent.acting_params(make_params(made))
   play = episodes.Play(errands.Errands(max_steps=3), made.agent, 1)
   *acted, last = [played.gates for played in play.steps(params, jax.random.key(1))]
-  expected = {name: name in ('errand_0', 'errand_1') for name in errands.NAMES}
-  assert acted == [expected] * 3 and last is None
+  assert len(acted) == 3 and last is None
+  assert all(gates.keys() == set(errands.NAMES) and sum(gates.values()) <= 2 for gates in acted)
 
 
 def test_workspace_is_foreseen_with_its_environment(dreamer, params):

@@ -1,7 +1,7 @@
 """Workspace: a bottleneck in front of the actor, which reads only the k candidates of best score.
 
     score_i   query(h) key(x_i) / sqrt(32) + N_i + 0.6 dN_i + 0.4 sqrt(ln t / n_i) + 1.5 D_i
-    open_i    score_i is among the k = `workspace_size` largest, and above `workspace_cost`
+    open_i    score_i is among the k = `workspace_size` largest, and above 0
     read      actor([open_1 x_1, ..., open_1, ...])      critic(everything)
 
 over candidates i: parts x_i of the observation (its leaves, or groups of the numbers of a single array, see
@@ -164,8 +164,6 @@ class Workspace(context_lib.Context):
 
   def modules(self) -> dict[str, tuple[networks.MLP, int]]:
     config, count = self.networks.config, len(self.names)
-    if config.workspace_score not in ('learned', GAIN):
-      return {}
     mlp = lambda scale: networks.MLP(config.hidden_size, 1, KEY_SIZE, scale, raw=True)
     width = self._places[0].shape[1] + count
     scores = {'query': (mlp(1.0), config.deterministic_size), 'key': (mlp(0.1), width)}
@@ -202,8 +200,6 @@ class Workspace(context_lib.Context):
 
   def _learned(self, params: Tree, features: Features) -> jax.Array:
     """The learned term at features [..., ...], [..., N] float32."""
-    if not self.modules():
-      return jnp.zeros((*features.state.shape[:-1], len(self.names)))
     candidates = self._candidates(features)
     belief = features.state.astype(jnp.float32)
     # Bounded, so that what is learned does not soon outweigh the other terms at every step.
@@ -245,35 +241,25 @@ class Workspace(context_lib.Context):
 
   def _bonus(self, before: Past, terms: Terms) -> jax.Array:
     """Scores without the learned term, [..., N] float32."""
-    config, shape = self.networks.config, terms.novelty.shape
-    if config.workspace_score == 'random':
-      draw = lambda step: jax.random.uniform(
-        jax.random.fold_in(jax.random.key(0), step), shape[-1:]
-      )
-      steps = before.steps.astype(jnp.int32)
-      return config.workspace_cost + jax.vmap(draw)(steps.reshape(-1)).reshape(shape)
-    if config.workspace_score == 'fixed':
-      order = 1.0 - jnp.arange(shape[-1]) / shape[-1]
-      return config.workspace_cost + jnp.broadcast_to(order, shape)
     visits = jnp.sqrt(jnp.log(before.steps)[..., None] / before.opened)
     change = terms.novelty - before.novelty
     bonus = NOVELTY * terms.novelty + CHANGE * change + VISITS * visits + VITALS * terms.lack
     return jax.lax.stop_gradient(bonus)
 
   def gate(self, scores: jax.Array) -> jax.Array:
-    """Gates [..., N] float32 from scores [..., N]: 1 for the k best above `workspace_cost`, else 0.
+    """Gates [..., N] float32 from scores [..., N]: 1 for the k best above 0, else 0.
 
     Among equal scores the first are open. The gradient is straight-through, see the module's docstring.
     """
-    config, place = self.networks.config, np.arange(scores.shape[-1])
+    place = np.arange(scores.shape[-1])
     one, other = scores[..., :, None], scores[..., None, :]
     passed_by = (other > one) | ((other == one) & (place < place[:, None]))
-    best = jnp.sum(passed_by, axis=-1) < config.workspace_size
+    best = jnp.sum(passed_by, axis=-1) < self.networks.config.workspace_size
     least = jnp.min(jnp.where(best, scores, jnp.inf), axis=-1, keepdims=True)
     next_ = jnp.max(jnp.where(best, -jnp.inf, scores), axis=-1, keepdims=True)
-    rival = jnp.maximum(jnp.where(best, next_, least), config.workspace_cost)
+    rival = jnp.maximum(jnp.where(best, next_, least), 0.0)
     soft = jax.nn.sigmoid(scores - rival)
-    is_open = (best & (scores > config.workspace_cost)).astype(jnp.float32)
+    is_open = (best & (scores > 0)).astype(jnp.float32)
     return is_open + (soft - jax.lax.stop_gradient(soft))
 
   def _read(self, features: Features, gate: jax.Array) -> jax.Array:

@@ -84,31 +84,9 @@ def information_gain(means: jax.Array, variances: jax.Array, usual: float = 0.0)
   return 0.5 * jnp.sum(jnp.log1p(jnp.var(means, axis=0) / noise), axis=-1)
 
 
-def prediction_error(means: jax.Array, variances: jax.Array) -> jax.Array:
-  """Expected squared error of the ensemble's prediction; a baseline.
-
-    novelty = sum_F ( Mean_K[variances] + Var_K[means] )
-
-  It is the variance of the members' mixture. Noise keeps it high even under a perfect model, so it
-  attracts an agent to noise: Burda et al. (2018), "Large-scale study of curiosity-driven learning",
-  section 4.2.
-
-  Args:
-    means: [K, ..., F] predicted means, of the next latent or of changes of numbers.
-    variances: [K, ..., F] predicted variances, in units of means^2.
-
-  Returns:
-    [...] float32 novelty, in units of means^2.
-  """
-  chex.assert_equal_shape([means, variances])
-  means, variances = means.astype(jnp.float32), variances.astype(jnp.float32)
-  return jnp.sum(jnp.mean(variances, axis=0) + jnp.var(means, axis=0), axis=-1)
-
-
 NOVELTIES = {
   'clean': lambda means, variances, _=0.0: clean_novelty(means, variances),
   'information_gain': information_gain,
-  'prediction_error': lambda means, variances, _=0.0: prediction_error(means, variances),
 }
 
 

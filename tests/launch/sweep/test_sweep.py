@@ -82,13 +82,12 @@ def test_related_values_of_a_grid_are_checked_with_the_overrides(tmp_path):
   sizes = [
     '--set',
     'agent.horizon_min=15',
-    'agent.horizon_max=15',
     '--grid',
-    'agent.steps_per_chunk=3,5',
+    'agent.horizon_max=15,16',
   ]
   arguments = ['train', '--preset', 'laptop', '--run', str(tmp_path), *sizes]
   found = planned(arguments)
-  assert [run.config.agent.steps_per_chunk for run in found] == [3, 5]
+  assert [run.config.agent.horizon_max for run in found] == [15, 16]
 
 
 def test_run_is_done_at_the_end_that_its_config_asks_for(tmp_path):
