@@ -281,10 +281,11 @@ def _phases(program: _Program, horizon: int, seconds: float) -> dict[str, float]
   def start(posterior):
     last = sequence.step_type == dreamer_update.LAST
     novelty = jnp.zeros(last.shape)
+    read = dreamer.actor_critic.along(state.params['actor_critic'], posterior, novelty)
     return dream.starts(
-      dreamer.actor_critic, state.params['actor_critic'], posterior, last, novelty, keys[1],
+      read, posterior.latent, last, novelty, keys[1],
       num_steps=agent_config.starts_per_sequence, even=dreamer.actor_critic.explores,
-    )[0]  # fmt: skip
+    )  # fmt: skip
 
   @jax.jit
   def dreamt(params, start, horizon):

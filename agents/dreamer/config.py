@@ -12,13 +12,12 @@ RELATIVE_FLOOR = 0.1  # least divisor of the task's advantages, as a share of it
 NOVELTY_FLOOR = 1e-3  # least divisor of novelty's advantages
 EXPLORER_ENTROPY = 0.4  # share of the largest entropy at which the explorer's has its usual weight
 CERTAINTY_EXPONENT = 5.0  # log of the weight for a certain explorer: `explorer_entropy_weight`
-INTRINSIC_FLOOR = 0.1  # the same for other intrinsic rewards; vitals of 0 cost at most 1.44
-AVERAGE_CHANGE_RATE = 0.02  # of the moving average of the networks that novelty reads
+INTRINSIC_FLOOR = 0.1  # the same for other intrinsic rewards
 LATENTS = ('categorical', 'gaussian')  # keys of `distributions.LATENTS`
-SCORES = ('learned', 'gain')  # of a workspace
-# Rates of the fast and slow averages of novelty, which give progress: see `intrinsic.update`.
-PROGRESS_FAST, PROGRESS_SLOW = 0.1, 0.005
-LEAST_PROGRESS = 0.01  # progress below which boredom rises
+AVERAGE_CHANGE_RATE = 0.02  # of the moving average of the networks that novelty reads
+# Rates of the fast and slow averages of novelty, which give improvement: see `intrinsic.update`.
+IMPROVEMENT_FAST, IMPROVEMENT_SLOW = 0.1, 0.005
+LEAST_IMPROVEMENT = 0.01  # improvement below which boredom rises
 BOREDOM_RISE, BOREDOM_FALL = 0.1, 0.2  # of boredom, which shortens rollouts, in an update
 BOOTSTRAP_SHARE = 0.8  # share of the sequences that train a member's prior, where there are several
 MOST_STEPS_PER_CHUNK = 8  # of a rollout, whose gradient is computed at once
@@ -58,7 +57,6 @@ class DreamerConfig:
 
   # Actor and critic.
   policy_layers: int = 2  # hidden layers of actor and critic
-  window: int = 1  # last steps that actor and critic pool by salience; 1: none, see docs/design.md
   gamma: float = 0.99  # discount factor of rewards
   lambda_: float = 0.95  # lambda of lambda-returns
   entropy_scale: float = 3e-4  # weight of the policy's entropy: more explores more
@@ -70,29 +68,11 @@ class DreamerConfig:
   # Intrinsic motivation.
   novelty: str = 'information_gain'  # its measure, or 'clean'
   novelty_scale: float = 0.03  # weight of novelty's advantage compared with entropy; 0: no explorer
-  competence_scale: float = 0.0  # the same of learning progress by region, see docs/cognition.md
-  survival_scale: float = 0.0  # weight of survival's advantage; 0: none, see docs/cognition.md
-  empowerment_scale: float = 0.0  # weight of empowerment's advantage; 0: none, as above
-
-  # Episodic memory.
-  memory_size: int = 0  # entries of the episodic memory; 0: no memory
-  memory_dream_share: float = 0.0  # share of the rollouts that begin at latents of its entries
-
-  # Slots.
-  slots: int = 0  # slots that hold the image of an observation; 0: none, see docs/cognition.md
-  slot_size: int = 32  # numbers of a slot
-
-  # Workspace.
-  workspace_size: int = 0  # most candidates that the actor reads; 0: no workspace, it reads all
-  workspace_score: str = 'learned'  # how candidates are scored, by the actor's loss; or 'gain'
 
   compute_dtype: str = 'bfloat16'  # dtype of the networks: 'float32' or 'bfloat16'
 
   def __post_init__(self):
-    def check(fine: bool, name: str, remedy: str):
-      if not fine:
-        raise ValueError(f'agent.{name}={getattr(self, name)!r}: {remedy}')
-
+    check = self._check
     check(self.latent in LATENTS, 'latent', f'choose one of {list(LATENTS)}')
     check(
       self.novelty in ('information_gain', 'clean'),
@@ -106,37 +86,13 @@ class DreamerConfig:
     )
     for name in (
       'deterministic_size', 'stochastic_size', 'classes', 'hidden_size', 'encoder_layers',
-      'ensemble_size', 'horizon_min', 'policy_layers', 'window',
+      'ensemble_size', 'horizon_min', 'policy_layers',
     ):  # fmt: skip
       check(getattr(self, name) >= 1, name, 'must be at least 1')
     check(self.memory_steps >= 2, 'memory_steps', 'must be at least 2')
-    check(
-      self.memory_size == 0 or 8 <= self.memory_size <= 2**24,
-      'memory_size',
-      f'must be 0 for no memory, or from the 8 entries that an update writes to {2**24:,}',
-    )
-    check(0 <= self.memory_dream_share <= 1, 'memory_dream_share', 'must lie in [0, 1]')
-    check(
-      self.memory_size > 0 or self.memory_dream_share == 0,
-      'memory_dream_share',
-      'needs a memory; set agent.memory_size, or agent.memory_dream_share=0',
-    )
-    check(
-      self.slots == 0 or 2 <= self.slots <= 64,
-      'slots',
-      'must be 0 for none, or from 2 to 64 (8 suit a few objects)',
-    )
-    check(self.slot_size >= 4, 'slot_size', 'must be at least 4')
-    salient = self.workspace_size and self.window > 1
-    check(not salient, 'workspace_size', 'is not for salience; set agent.window=1')
-    check(self.workspace_score in SCORES, 'workspace_score', f'choose one of {list(SCORES)}')
     check(self.num_bins >= 3 and self.num_bins % 2 == 1, 'num_bins', 'must be odd and at least 3')
     check(self.image_channels >= 0, 'image_channels', 'must be 0 for flat images, or at least 1')
     check(self.reward_scale > 0, 'reward_scale', 'must be positive')
-    for name in ('competence_scale', 'survival_scale', 'empowerment_scale', 'workspace_size'):
-      check(getattr(self, name) >= 0, name, 'must be at least 0')
-    several = self.ensemble_size > 1 or self.competence_scale == 0
-    check(several, 'competence_scale', 'is of novelty, which one member has not; set it to 0')
     check(0 < self.gamma <= 1, 'gamma', 'must lie in (0, 1]')
     check(0 <= self.lambda_ <= 1, 'lambda_', 'must lie in [0, 1]')
     check(0 <= self.unimix < 1, 'unimix', 'must lie in [0, 1)')
@@ -145,12 +101,20 @@ class DreamerConfig:
       'horizon_max',
       f'must be at least agent.horizon_min={self.horizon_min}',
     )
-    explores = self.ensemble_size > 1 and max(self.novelty_scale, self.competence_scale) > 0
     check(
-      self.starts_per_sequence is None or self.starts_per_sequence >= 1 + explores,
+      self.starts_per_sequence is None or self.starts_per_sequence >= 1 + self._explores,
       'starts_per_sequence',
       "must be at least 1, with an explorer 2 (half of them are the explorer's), or None for all steps",
     )
+
+  def _check(self, fine: bool, name: str, remedy: str) -> None:
+    if not fine:
+      raise ValueError(f'agent.{name}={getattr(self, name)!r}: {remedy}')
+
+  @property
+  def _explores(self) -> bool:
+    """Whether there is an explorer."""
+    return self.ensemble_size > 1 and self.novelty_scale > 0
 
   @property
   def steps_per_chunk(self) -> int:

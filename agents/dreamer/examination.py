@@ -130,11 +130,9 @@ def _value(
   dreamer: dreamer_agent.Dreamer, params: Tree, replayed: rssm.Step, novelty: jax.Array
 ) -> jax.Array:
   """The critic's values of the task, [T, B]."""
-  policy, features = dreamer.actor_critic, replayed.features
-  module, begins = policy.context.of_critic, replayed.first.at[0].set(True)
-  history = module.replayed(features, novelty, begins)
-  context = module.pool(params['actor_critic'], history, features)
-  return policy.values(params['actor_critic'], features, context)[actor_critic.TASK].mean()
+  policy, own = dreamer.actor_critic, params['actor_critic']
+  context = policy.context.pool(own, policy.along(own, replayed, novelty))
+  return policy.values(own, replayed.features, context)[actor_critic.TASK].mean()
 
 
 def _replay(

@@ -102,10 +102,10 @@ def measure(
   infer_key, start_key, member_key, noise_key = jax.random.split(key, 4)
   replayed = model.replay(params, jax.random.split(infer_key, batch), sequence)
   last = sequence.step_type == LAST
-  start, _ = dream.starts(
-    dreamer.actor_critic, params['actor_critic'], replayed, last, model.novelty(replayed),
-    jax.random.split(start_key, batch), num_steps=None,
-  )  # fmt: skip
+  novelty = model.novelty(replayed)
+  read = dreamer.actor_critic.along(params['actor_critic'], replayed, novelty)
+  start_keys = jax.random.split(start_key, batch)
+  start = dream.starts(read, replayed.latent, last, novelty, start_keys, num_steps=None)
   # States with K steps after them, of which none is the end of an episode.
   begins = ~last & (jnp.arange(total) < total - num_steps)[:, None]
   # [K, T, B]: of the same episode; and without a time limit, which the model does not know.

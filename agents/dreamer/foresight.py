@@ -51,7 +51,7 @@ def foresee(
   matrices = model.rssm.matrices(model_params)
 
   def step(carry, inputs):
-    closed, open_ = carry
+    closed, open_, memory = carry
     observation, first, observed, action, noise = jax.tree.map(lambda x: x[None], inputs)
     seen, _ = model.observe(params, closed, observation, first, None)
     imagined = model.rssm.imagine(model_params, matrices, open_, member, noise)
@@ -60,13 +60,14 @@ def foresee(
       lambda x, y: jnp.where(observed[0], x, y), state(seen), state(imagined)
     )
     predicted = model.decode(model_params, latent, previous, open_.latent.numbers, first)
-    carry = rssm.Recurrent(state(seen)[0], action), rssm.Recurrent(latent, action)
-    read = actor_critic.context.inputs(policy_params, seen, model.novelty(seen))
-    masks = None if latent.slots is None else model.rssm.paint(model_params, latent)[1][0]
-    return carry, (jax.tree.map(lambda x: x[0], predicted), masks, seen.features, read)
+    read = actor_critic.read(policy_params, memory, seen, model.novelty(seen), first)
+    memory = actor_critic.context.advance(read)
+    carry = rssm.Recurrent(state(seen)[0], action), rssm.Recurrent(latent, action), memory
+    salience = actor_critic.context.shown(policy_params, read).get('salience', jnp.ones((1, 1)))
+    masks = None if latent.percept is None else model.rssm.paint(model_params, latent)[1][0]
+    return carry, (jax.tree.map(lambda x: x[0], predicted), masks, salience[0])
 
   initial = model.rssm.initial(1)
-  _, (predicted, masks, features, read) = jax.lax.scan(step, (initial, initial), inputs)
-  history = actor_critic.context.replayed(features, read, is_first[:, None])
-  weights = actor_critic.context.weights(policy_params, history, num_steps)
-  return agent_lib.Foresight(predicted, weights[:, 0], masks)
+  carry = initial, initial, actor_critic.context.initial(1)
+  _, (predicted, masks, salience) = jax.lax.scan(step, carry, inputs)
+  return agent_lib.Foresight(predicted, salience, masks)

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import agent as dreamer_agent
-from hephaestus.agents.dreamer import memory as memory_lib
 from hephaestus.agents.dreamer import modules, rssm
 
 Tree = Any
@@ -166,7 +165,7 @@ class Steering:
     step: rssm.Step,
     observation: Tree,
     mask: jax.Array | None,
-    recall: memory_lib.Recall | None = None,
+    recall: Any = None,
   ) -> tuple[Belief, Prediction]:
     """The belief and the predictions at a step [1, ...].
 
@@ -182,9 +181,8 @@ class Steering:
     model, policy = self.dreamer.model, self.dreamer.actor_critic
     world, own = params['world_model'], params['actor_critic']
     novelty = model.novelty(step)
-    memory, context = policy.context.advance(
-      own, before.memory, step.features, policy.context.inputs(own, step, novelty), step.first
-    )
+    read = policy.read(own, before.memory, step, novelty, step.first)
+    context = policy.context.pool(own, read)
     distribution = policy.policy(own, step.features, context, mask)
     noise = policy.noise(key)[None]
     action, _ = policy.sample(distribution, jnp.zeros_like(noise) if self.greedy else noise)
@@ -202,9 +200,11 @@ class Steering:
       members=jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), members),
       disagreement=jax.tree.map(lambda x: jnp.std(x, axis=0), unrounded),
       recalled=None if recall is None else (recall.value, recall.evidence),
-      masks=None if step.latent.slots is None else model.rssm.paint(world, step.latent)[1],
+      masks=None if step.latent.percept is None else model.rssm.paint(world, step.latent)[1],
     )
-    return Belief(step.latent, memory), jax.tree.map(lambda x: x[0], prediction)
+    return Belief(step.latent, policy.context.advance(read)), jax.tree.map(
+      lambda x: x[0], prediction
+    )
 
   def _members(self, world: Tree, step: rssm.Step, before: rssm.Latent) -> tuple[Tree, Tree]:
     """The observations [K, 1, ...] by each member's most likely latent: as they occur, and unrounded."""
@@ -216,9 +216,9 @@ class Steering:
 
     def decode(world: Tree, stochastic: jax.Array) -> Tree:
       latent, model = step.latent._replace(stochastic=stochastic), self.dreamer.model
-      slots = model.rssm.follow(world, before.slots, latent, step.previous)
-      if slots is not None and latent.slots is not None:
-        latent = latent._replace(slots=jnp.where(step.first[:, None], latent.slots, slots))
+      percept = model.rssm.follow(world, before.percept, latent, step.previous)
+      if percept is not None and latent.percept is not None:
+        latent = latent._replace(percept=jnp.where(step.first[:, None], latent.percept, percept))
       return model.decode(world, latent, step.previous, before.numbers, step.first)
 
     latents = step.priors.belief.mode().astype(step.latent.stochastic.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.agents.cognition import config as cognition_config
 from hephaestus.launch import config as launch_config
 from hephaestus.launch import records
 from hephaestus.launch.agents import presets
@@ -29,7 +29,7 @@ class Dreamer(records.AgentRecord):
   """A world model, and an actor-critic that learns from its imagination rollouts."""
 
   name = records.DREAMER
-  config_class = dreamer_config.DreamerConfig
+  config_class = cognition_config.CognitionConfig
   learner_class = learner_config.LearnerConfig
   cognition = presets.COGNITION
   removed_keys: ClassVar = {
@@ -42,9 +42,9 @@ class Dreamer(records.AgentRecord):
   indifferent_keys = ('max_environment_steps',)  # no rate is annealed
 
   def make(self, config: Any, observation_spec: Any, action_spec: Any) -> dreamer_agent.Dreamer:
-    from hephaestus.agents.dreamer import agent as dreamer_agent
+    from hephaestus.agents.cognition import registry
 
-    return dreamer_agent.make_dreamer(config, observation_spec, action_spec)
+    return registry.make_dreamer(config, observation_spec, action_spec)
 
   def make_update(
     self, config: launch_config.ExperimentConfig, trained: Any, *, num_devices: int
@@ -99,7 +99,7 @@ class Plain(Dreamer):
 
 def settings(
   config: launch_config.ExperimentConfig,
-) -> tuple[dreamer_config.DreamerConfig, learner_config.LearnerConfig]:
+) -> tuple[cognition_config.CognitionConfig, learner_config.LearnerConfig]:
   """Returns the agent's and the learner's config of a run of the dreamer.
 
   Raises:

@@ -69,7 +69,7 @@ SECTIONS = {
     'learner/intrinsic/novelty': 'novelty',
     'learner/intrinsic/novelty_fast': 'novelty, fast average',
     'learner/intrinsic/novelty_slow': 'novelty, slow average',
-    'learner/intrinsic/progress': 'progress',
+    'learner/intrinsic/improvement': 'improvement',
     'learner/intrinsic/clean_novelty_positive': 'share of steps with clean novelty',
     'learner/dream/horizon': 'imagination horizon, steps',
     'learner/intrinsic/': '',

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from hephaestus.agents import distributions
+from hephaestus.agents.cognition import config as cognition_config
 from hephaestus.agents.dreamer import config as dreamer_config
 
 
@@ -38,16 +39,16 @@ def test_invalid_value_is_refused_with_its_field(name, value):
   # A horizon_min above horizon_max is an error of horizon_max.
   refused = 'horizon_max' if name == 'horizon_min' else name
   with pytest.raises(ValueError, match=rf'agent\.{refused}='):
-    dreamer_config.DreamerConfig(**{name: value})
+    cognition_config.CognitionConfig(**{name: value})
 
 
 def test_workspace_together_with_salience_is_refused():
   with pytest.raises(ValueError, match=r'agent\.workspace_size=1: .* set agent\.window=1'):
-    dreamer_config.DreamerConfig(workspace_size=1, window=2)
+    cognition_config.CognitionConfig(workspace_size=1, window=2)
 
 
 def test_config_is_frozen():
-  config = dreamer_config.DreamerConfig()
+  config = cognition_config.CognitionConfig()
   with pytest.raises(dataclasses.FrozenInstanceError):
     config.gamma = 0.5
 

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from hephaestus.agents.cognition import config as cognition_config
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import intrinsic
-from hephaestus.agents.dreamer.rewards import novelty as novelty_lib
+from hephaestus.agents.dreamer import novelty as novelty_lib
 
-CONFIG = dreamer_config.DreamerConfig(horizon_max=64, horizon_min=8)
+CONFIG = cognition_config.CognitionConfig(horizon_max=64, horizon_min=8)
 
 
 LONGEST = 300
@@ -58,12 +59,6 @@ def test_information_gain_by_hand():
   np.testing.assert_allclose(novelty_lib.information_gain(means, variances), expected, rtol=1e-5)
 
 
-def test_noise_that_members_agree_on_is_not_novel():
-  means, variances = jnp.zeros((5, 6, 4)), jnp.ones((5, 6, 4))
-  for name in novelty_lib.NOVELTIES:
-    np.testing.assert_array_equal(novelty_lib.NOVELTIES[name](means, variances), np.zeros(6))
-
-
 def test_information_gain_counts_disagreement_below_the_noise_and_clean_novelty_does_not():
   means = 0.1 * jax.random.normal(jax.random.key(0), (5, 6, 4))
   variances = jnp.ones(means.shape)
@@ -105,10 +100,10 @@ def test_many_equal_bfloat16_updates_do_not_drift():
   np.testing.assert_allclose(motivation.novelty_slow, np.float32(jnp.bfloat16(0.7)), rtol=1e-5)
 
 
-def test_constant_novelty_has_no_progress_from_the_first_update_on():
+def test_constant_novelty_has_no_improvement_from_the_first_update_on():
   motivation = run(np.full(LONGEST, 3.0))
   np.testing.assert_allclose(motivation.novelty_slow, 3.0, rtol=1e-4)
-  np.testing.assert_allclose(motivation.progress, 0.0, atol=1e-4)
+  np.testing.assert_allclose(motivation.improvement, 0.0, atol=1e-4)
   np.testing.assert_allclose(motivation.boredom[:12], [*np.arange(0.1, 1.05, 0.1), 1, 1], rtol=1e-5)
 
 
@@ -116,15 +111,15 @@ def test_both_averages_agree_after_the_first_update():
   # Uncorrected, the fast one would be twenty times the slow one.
   state, motivation = intrinsic.update(intrinsic.initial(), jnp.float32(5.0), CONFIG)
   np.testing.assert_allclose(motivation.novelty_slow, 5.0, rtol=1e-5)
-  np.testing.assert_allclose(motivation.progress, 0.0, atol=1e-6)
+  np.testing.assert_allclose(motivation.improvement, 0.0, atol=1e-6)
   np.testing.assert_allclose([state.fast, state.slow], [0.5, 0.025], rtol=1e-5)
   assert int(state.num_updates) == 1
 
 
-def test_falling_novelty_gives_progress_and_little_boredom_from_the_start():
+def test_falling_novelty_gives_improvement_and_little_boredom_from_the_start():
   motivation = run(0.95 ** np.arange(100))
-  assert (motivation.progress[1:] > 0).all()
-  assert (motivation.progress[10:] > dreamer_config.LEAST_PROGRESS).all()
+  assert (motivation.improvement[1:] > 0).all()
+  assert (motivation.improvement[10:] > dreamer_config.LEAST_IMPROVEMENT).all()
   assert motivation.boredom.max() < 0.65
   assert (motivation.boredom[10:] == 0).all()
   assert (motivation.horizon[10:] == CONFIG.horizon_max).all()
@@ -133,14 +128,14 @@ def test_falling_novelty_gives_progress_and_little_boredom_from_the_start():
 def test_novelty_above_its_maximum_is_not_boring():
   """It rises while the members learn how far they err, when the model learns fastest."""
   motivation = run(1.05 ** np.arange(50))
-  assert (motivation.progress[5:] > dreamer_config.LEAST_PROGRESS).all()
+  assert (motivation.improvement[5:] > dreamer_config.LEAST_IMPROVEMENT).all()
   assert (motivation.boredom[10:] == 0).all()
 
 
-def test_novelty_that_rises_below_its_maximum_gives_no_progress():
+def test_novelty_that_rises_below_its_maximum_gives_no_improvement():
   motivation = run([*np.full(10, 9.0), *np.full(100, 1.0), *np.linspace(1.0, 3.0, 190)])
   assert motivation.novelty_fast[-1] > motivation.novelty_slow[-1]
-  assert motivation.progress[-1] == 0 and motivation.boredom[-1] == 1
+  assert motivation.improvement[-1] == 0 and motivation.boredom[-1] == 1
 
 
 def test_boredom_does_not_rise_during_warm_up():
@@ -154,7 +149,7 @@ def test_competence_by_hand():
   motivation = run([2.0, 1.0])
   fast = (0.9 * 0.1 * 2 + 0.1 * 1) / (1 - 0.9**2)
   slow = (0.995 * 0.005 * 2 + 0.005 * 1) / (1 - 0.995**2)
-  np.testing.assert_allclose(motivation.progress[1], (slow - fast) / slow, rtol=1e-3)
+  np.testing.assert_allclose(motivation.improvement[1], (slow - fast) / slow, rtol=1e-3)
   np.testing.assert_allclose(motivation.novelty_slow[1], slow, rtol=1e-4)
 
 
@@ -177,7 +172,7 @@ def test_difference_of_returns_by_hand():
 
 
 def test_evidence_rises_slowly_with_the_largest_difference_and_never_falls():
-  config = dreamer_config.DreamerConfig(return_floor=2.0)
+  config = cognition_config.CognitionConfig(return_floor=2.0)
   evidence, found = jnp.zeros(()), []
   for largest in (0.0, 0.1, 0.0, 7.0):  # a tenth of the floor is enough
     evidence = intrinsic.evidence(evidence, jnp.float32(largest), config)
@@ -200,7 +195,7 @@ def test_usual_differences_count_as_noise_of_the_information_gain():
 
 
 def test_share_that_explores_falls_slowly_with_real_differences_and_never_rises():
-  config = dreamer_config.DreamerConfig(return_floor=2.0)
+  config = cognition_config.CognitionConfig(return_floor=2.0)
   share, shares = jnp.ones(()), []
   small = 0.1 * 2 / dreamer_config.GAUSSIAN_RANGE  # a tenth of the floor
   for deviation in (0.0, small, 0.0, 50.0):
@@ -231,6 +226,6 @@ def test_motivation_keeps_its_bounds(novelties):
   motivation = run(novelties)
   assert all(np.isfinite(x).all() for x in motivation)
   assert (motivation.boredom >= 0).all() and (motivation.boredom <= 1).all()
-  assert (motivation.progress >= 0).all() and (motivation.progress <= 1.001).all()
+  assert (motivation.improvement >= 0).all() and (motivation.improvement <= 1.001).all()
   assert (motivation.horizon >= CONFIG.horizon_min).all()
   assert (motivation.horizon <= CONFIG.horizon_max).all()

@@ -14,10 +14,10 @@ from small_dreamer import random_features
 from hephaestus.actors.environments import environment
 from hephaestus.agents import networks
 from hephaestus.agents import observation as observation_lib
-from hephaestus.agents.dreamer import agent as dreamer_agent
+from hephaestus.agents.cognition import registry
 from hephaestus.agents.dreamer import modules, rssm, world_model
+from hephaestus.agents.dreamer import novelty as novelty_lib
 from hephaestus.agents.dreamer import numbers as numbers_lib
-from hephaestus.agents.dreamer.rewards import novelty as novelty_lib
 
 NUM_MEMBERS = 3
 KEYS = jax.random.split(jax.random.key(5), 3)
@@ -261,7 +261,7 @@ bootstrap_mask = jax.jit(world_model.bootstrap_mask, static_argnums=1)
 
 
 def test_every_module_and_member_has_a_gradient_at_the_start(model, fresh, sequence, judge):
-  learns = bootstrap_mask(sequence.identity, NUM_MEMBERS, 0.8)
+  learns = bootstrap_mask(sequence.identity, NUM_MEMBERS)
   assert (learns.sum(1) > 0).all()
   grads = judge(model, fresh, KEYS, sequence).grads
   for name in trained(fresh):
@@ -280,7 +280,7 @@ def test_every_layer_has_a_gradient_when_heads_are_not_zero(sequence, judged):
 
 def test_member_has_no_gradient_from_sequences_outside_its_bootstrap(sequence, judged):
   identity = np.arange(1000, dtype=np.uint32)
-  learns = np.asarray(bootstrap_mask(identity, NUM_MEMBERS, 0.8))
+  learns = np.asarray(bootstrap_mask(identity, NUM_MEMBERS))
   wanted = np.array([1.25, 0.0, 1.25], np.float32)
   chosen = identity_of(True, False, True)
   assert (learns[:, identity == chosen] == wanted[:, None]).all()
@@ -316,7 +316,7 @@ def test_continue_head_learns_termination_and_not_truncation(sequence, judged):
 def identity_of(*learns):
   """Identity of a sequence that just those members learn from."""
   identity = np.arange(1000, dtype=np.uint32)
-  masks = np.asarray(bootstrap_mask(identity, NUM_MEMBERS, 0.8)) > 0
+  masks = np.asarray(bootstrap_mask(identity, NUM_MEMBERS)) > 0
   return identity[(masks == np.array(learns)[:, None]).all(0)][0]
 
 
@@ -558,7 +558,7 @@ def test_images_are_flat_without_channels(make_dreamer):
 def test_small_image_is_part_of_the_state(make_dreamer):
   spec = specs.BoundedArray((9, 8, 3), np.uint8, 0, 255)
   config = make_dreamer('frames').config
-  model = dreamer_agent.make_dreamer(config, spec, specs.DiscreteArray(3)).model
+  model = registry.make_dreamer(config, spec, specs.DiscreteArray(3)).model
   params = jax.eval_shape(model.init, jax.random.key(0))
   assert model.networks.numbers.size == 9 * 8 * 3
   assert 'decoder' in params and not {'image_encoder', 'image_decoder'} & set(params)
@@ -726,7 +726,7 @@ def test_features_hold_memory_inputs_of_the_numbers_and_of_the_transition(make_d
   """They also hold the observed view of the numbers, but without images no stochastic state."""
   spec = environment.ViewSpec((3,), np.float32, -4, 4, lambda x: jnp.square(x[1:]))
   config = make_dreamer('masked').config
-  model = dreamer_agent.make_dreamer(config, spec, specs.DiscreteArray(3)).model
+  model = registry.make_dreamer(config, spec, specs.DiscreteArray(3)).model
   rng = np.random.default_rng(0)
   normal = lambda size: rng.normal(size=(6, 3, size)).astype(np.float32)
   deterministic, stochastic, observation, previous = map(normal, (8, 12, 3, 3 + 16))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 import tiny
 
-from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.agents.cognition import config as cognition_config
 from hephaestus.learner import bench
 
 
@@ -49,7 +49,7 @@ def test_named_sizes_have_their_documented_numbers():
 def test_bench_measures_an_update_and_its_phases():
   laptop = bench.Work.of_size('laptop').changed(batch=2, length=4)
   sizes = tiny.DREAMER | {'starts_per_sequence': None}
-  agent = dreamer_config.DreamerConfig(**sizes)
+  agent = cognition_config.CognitionConfig(**sizes)
   work = dataclasses.replace(laptop, agent=agent, name='tiny')
   figures = {
     figure.name: figure for figure in bench.update(work, [0.0, 1.0], seconds=1e-3, phases=True)

@@ -10,16 +10,16 @@ import pytest
 from hephaestus.actors import rollout
 from hephaestus.actors.environments import noisy_corridor
 from hephaestus.agents import experience
-from hephaestus.agents.dreamer import agent as dreamer_agent
-from hephaestus.agents.dreamer import config as dreamer_config
-from hephaestus.agents.dreamer.rewards import novelty as novelty_lib
+from hephaestus.agents.cognition import config as cognition_config
+from hephaestus.agents.cognition import registry
+from hephaestus.agents.dreamer import novelty as novelty_lib
 from hephaestus.learner import config as learner_config
 from hephaestus.learner import devices, dreamer_update
 
 NUM_WORLDS, NUM_ROWS, BATCH = 64, 8, 64
 UPDATES_PER_UNROLL, PUBLISH_PERIOD = 8, 4
 FIRST_UNROLLS = 20  # played before the first update
-AGENT = dreamer_config.DreamerConfig(
+AGENT = cognition_config.CognitionConfig(
   deterministic_size=48, latent='categorical', stochastic_size=8, classes=8, hidden_size=64,
   encoder_layers=1, num_bins=15, bin_limit=6.0, horizon_max=8, horizon_min=4, starts_per_sequence=2,
   policy_layers=1, window=4, entropy_scale=0.03, return_floor=0.3,
@@ -44,7 +44,7 @@ class Run:
   """Actor, replay and learner of one agent, alternating in one process."""
 
   def __init__(self, world, config, seed):
-    self.dreamer = dreamer_agent.make_dreamer(config, world.observation_spec, world.action_spec)
+    self.dreamer = registry.make_dreamer(config, world.observation_spec, world.action_spec)
     self._rng = np.random.default_rng(seed)
     update = dreamer_update.make_update(self.dreamer, RATES)
     state_key, worlds_key, self._key = jax.random.split(jax.random.key(seed), 3)

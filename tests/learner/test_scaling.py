@@ -7,8 +7,8 @@ import pytest
 import scaling
 import tiny
 
-from hephaestus.agents.dreamer import agent as dreamer_agent
-from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.agents.cognition import config as cognition_config
+from hephaestus.agents.cognition import registry
 from hephaestus.agents.dreamer import modules
 from hephaestus.learner import bench
 
@@ -16,14 +16,14 @@ from hephaestus.learner import bench
 @pytest.fixture(scope='module')
 def work():
   laptop = bench.Work.of_size('laptop').changed(batch=2, length=4)
-  agent = dreamer_config.DreamerConfig(**tiny.DREAMER)
+  agent = cognition_config.CognitionConfig(**tiny.DREAMER)
   return dataclasses.replace(laptop, agent=agent, name='tiny')
 
 
 def test_devices_exchange_their_gradients_and_metrics(work):
   """`test_dreamer_cognition.py` tests eight devices."""
   program = scaling.compile_for(work, 2)
-  dreamer = dreamer_agent.make_dreamer(work.agent, work.observation_spec, work.action_spec)
+  dreamer = registry.make_dreamer(work.agent, work.observation_spec, work.action_spec)
   params = jax.eval_shape(dreamer.agent.init_params, jax.random.key(0))
   num_bytes = lambda tree: sum(4 * leaf.size for leaf in jax.tree.leaves(tree))
   moments = dict(params['world_model'][modules.STATISTICS])

@@ -27,7 +27,7 @@ from small_dreamer import (
 )
 from trainer import Trainer
 
-from hephaestus.agents.dreamer import agent as dreamer_agent
+from hephaestus.agents.cognition import registry
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.learner import dreamer_update
 
@@ -45,7 +45,7 @@ def pictures():
     'real': specs.Array((2,), np.float32),
   }
   action_spec = specs.BoundedArray((2,), np.float32, [-1, 0], [1, 4])
-  return dreamer_agent.make_dreamer(config, observation_spec, action_spec)
+  return registry.make_dreamer(config, observation_spec, action_spec)
 
 
 DREAMERS = {

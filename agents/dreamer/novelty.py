@@ -11,15 +11,21 @@ import jax
 import jax.numpy as jnp
 
 from hephaestus.agents.dreamer import config as dreamer_config
-from hephaestus.agents.dreamer import rssm as rssm_lib
-from hephaestus.agents.dreamer.rewards import reward as reward_lib
+from hephaestus.agents.dreamer import sockets
 
 Tree = Any
 NAME = 'novelty'
 
+Moments = tuple[tuple[jax.Array, jax.Array, float], ...]
+"""Predictions of K members in groups (latents, changes of numbers).
+
+Each group has means and variances, [K, ..., F] float32, and the square of a usual difference: see
+`information_gain`.
+"""
+
 
 @dataclasses.dataclass(frozen=True)
-class Novelty(reward_lib.Reward):
+class Novelty(sockets.Reward):
   """The reward of novelty: how much the members learn from a step. An explorer maximises it."""
 
   name = NAME
@@ -31,13 +37,11 @@ class Novelty(reward_lib.Reward):
     """See `Reward.weight`; one member has no novelty."""
     return config.novelty_scale if config.ensemble_size > 1 else 0.0
 
-  def reward(self, params: Tree, before: rssm_lib.Step, after: rssm_lib.Step) -> jax.Array:
+  def reward(self, params: Tree, before: Any, after: Any) -> jax.Array:
     """See `Reward.reward`; one for each step of which `after` has the priors."""
     return novelty_of(self.rssm.networks.config.novelty, after.priors.moments())
 
-  def metrics(
-    self, params: Tree, replayed: rssm_lib.Step, rewards: jax.Array
-  ) -> reward_lib.Metrics:
+  def metrics(self, params: Tree, replayed: Any, rewards: jax.Array) -> sockets.Metrics:
     """See `Reward.metrics`; the learner reports novelty also where it is no reward."""
     return {}
 
@@ -90,7 +94,7 @@ NOVELTIES = {
 }
 
 
-def novelty_of(kind: str, moments: rssm_lib.Moments) -> jax.Array:
+def novelty_of(kind: str, moments: Moments) -> jax.Array:
   """Novelty, [...] float32, by the measure `kind` of NOVELTIES, summed over groups of predictions."""
   first, *others = (NOVELTIES[kind](*group) for group in moments)
   return sum(others, first)
