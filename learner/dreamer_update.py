@@ -6,6 +6,7 @@ devices share the batch.
 """
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import chex
@@ -18,10 +19,9 @@ from hephaestus.agents import experience, returns
 from hephaestus.agents.dreamer import actor_critic as ac
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
-from hephaestus.agents.dreamer import dream, intrinsic, modules, rssm
-from hephaestus.agents.dreamer import memory as memory_lib
+from hephaestus.agents.dreamer import dream, intrinsic, modules, rssm, sockets, world_model
+from hephaestus.agents.dreamer import novelty as novelty_lib
 from hephaestus.agents.dreamer import targets as targets_lib
-from hephaestus.agents.dreamer.rewards import novelty as novelty_lib
 from hephaestus.learner import config as learner_config
 from hephaestus.learner import devices as devices_lib
 
@@ -35,7 +35,7 @@ class TrainState(NamedTuple):
 
   Attributes:
     params: float32 parameters of 'world_model' and 'actor_critic'; with novelty also 'exploring', see
-      `intrinsic.exploring`, and with a memory its ring buffer 'memory', which no optimizer changes.
+      `intrinsic.exploring`, and with a memory 'memory', what it holds, which no optimizer changes.
     slow_critic: moving average of the critic's parameters.
     model_opt_state: state of the world model's optimizer.
     policy_opt_state: state of the actor-critic's optimizer.
@@ -87,24 +87,12 @@ def make_update(
   )
 
 
-BATCH = targets_lib.Batch(
+BATCH = sockets.Batch(
   mean=devices_lib.over_devices,
   largest=lambda x: devices_lib.over_devices(x, jax.lax.pmax),
   gather=lambda x: jax.lax.all_gather(x, devices_lib.DEVICES),
 )
 """Reductions over the batch of all devices."""
-
-
-class _Imagined(NamedTuple):
-  """Experience of one update for the actor-critic: imagined, and replayed.
-
-  Attributes:
-    dream: imagination rollouts from steps of the batch.
-    replayed: the batch itself.
-  """
-
-  dream: dream.Dream
-  replayed: ac.Replayed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,15 +147,14 @@ class DreamerUpdate:
       state.intrinsic, devices_lib.over_devices(novelty.mean()), config, trained=warm
     )
     horizon = jnp.where(warm, motivation.horizon, 0)
-    imagined = self._imagine(state, posterior, novelty, rewards, dream_keys, sequence, horizon)
-    context_metrics = self.dreamer.actor_critic.context.metrics(
-      state.params['actor_critic'],
-      imagined.replayed.history,
-      imagined.replayed.features,
-      BATCH.mean,
+    dreamt, replayed = self._imagine(
+      state, posterior, novelty, rewards, dream_keys, sequence, horizon
     )
-    state, policy_metrics, dream_metrics = self._improve_actor_critic(state, imagined)
-    state, memory_metrics = self._remember(state, sequence, imagined.replayed, recall, posterior)
+    context_metrics = self.dreamer.actor_critic.context.metrics(
+      state.params['actor_critic'], replayed.read, BATCH.mean
+    )
+    state, policy_metrics, dream_metrics = self._improve_actor_critic(state, dreamt, replayed)
+    state, memory_metrics = self._remember(state, sequence, replayed, recall, posterior)
     state, exploring_metrics = self._explore(state, sequence, ~posterior.first)
     # At the end, so that no reward of this update, real or imagined, holds its own novelty.
     followed = {'world_model': model.followed(world, posterior, novelty, BATCH.mean)}
@@ -209,7 +196,7 @@ class DreamerUpdate:
       recalled: [T, B, ...], inputs of networks that `WorldModel.recall` read; None without a memory.
     """
     before, model = state.params['world_model'], self.dreamer.model
-    value_loss = lambda features: self._value_loss(state, sequence, features)
+    value_loss = functools.partial(self._value_loss, state, sequence)
     loss = lambda trained: model.loss(before | trained, keys, sequence, value_loss, recalled)
     (_, aux), grads = jax.value_and_grad(loss, has_aux=True)(_trained(before))
     posterior, expected_reward, moments, metrics = aux
@@ -227,12 +214,12 @@ class DreamerUpdate:
     return state, posterior, metrics
 
   def _value_loss(
-    self, state: TrainState, sequence: experience.Sequence, features: modules.Features
+    self, state: TrainState, sequence: experience.Sequence, replayed: rssm.Step
   ) -> jax.Array:
-    """The critic's part of the world model's loss, [], a function of the features; 0 during warm-up."""
+    """The critic's part of the world model's loss, [], a function of the steps; 0 during warm-up."""
     config = self.dreamer.config
     loss = self.dreamer.actor_critic.latent_loss(
-      state.params['actor_critic'], state.slow_critic, features, sequence
+      state.params['actor_critic'], state.slow_critic, replayed, sequence
     )
     return jnp.where(state.step >= config.warm_up_updates, config.replayed_value_scale * loss, 0.0)
 
@@ -245,21 +232,22 @@ class DreamerUpdate:
     keys: jax.Array,
     sequence: experience.Sequence,
     horizon: jax.Array,
-  ) -> _Imagined:
+  ) -> tuple[dream.Dream, ac.Replayed]:
     """Imagination rollouts from steps of the batch by the newest parameters, and the batch itself."""
     config, policy = self.dreamer.config, self.dreamer.actor_critic
     last = sequence.step_type == LAST
-    start, history = dream.starts(
-      policy,
-      state.params['actor_critic'],
-      replayed,
+    read = policy.along(state.params['actor_critic'], replayed, novelty)
+    start = dream.starts(
+      read,
+      replayed.latent,
       last,
       novelty,
       keys,
       num_steps=config.starts_per_sequence,
       even=policy.explores,
     )
-    if config.memory_dream_share:
+    memory = self.dreamer.model.networks.memory
+    if memory and memory.can_begin:
       start = dream.remembered(self.dreamer.model, policy, state.params, start, state.step)
     dreamt = dream.rollout(
       self.dreamer.model, policy, state.params, state.slow_critic, start, horizon, explore=True
@@ -267,21 +255,18 @@ class DreamerUpdate:
     mean = lambda _, x: BATCH.mean(x.mean())
     action = self.dreamer.model.networks.actions.encode(sequence.action)
     rewards = targets_lib.head_rewards(self.dreamer.model.rewards, sequence.reward, rewards, mean)
-    return _Imagined(
-      dreamt, ac.Replayed(replayed.features, history, rewards, sequence.discount, last, action)
-    )
+    return dreamt, ac.Replayed(read, rewards, sequence.discount, last, action)
 
   def _improve_actor_critic(
-    self, state: TrainState, imagined: _Imagined
+    self, state: TrainState, dreamt: dream.Dream, replayed: ac.Replayed
   ) -> tuple[TrainState, Metrics, Metrics]:
     """One step of the policy's optimizer; returns state, metrics of the policy, and of the dream."""
-    dreamt = imagined.dream
     scales, targets, target_metrics = targets_lib.imagined(
       self.dreamer.actor_critic, self.dreamer.model.rewards, state.scales, dreamt, BATCH
     )
     params = state.params['actor_critic']
     grads, metrics = self._imagined_gradient(params, dreamt, targets)
-    replayed_metrics, replayed_grads = self._replayed_gradient(state, imagined)
+    replayed_metrics, replayed_grads = self._replayed_gradient(state, replayed)
     metrics |= replayed_metrics
     grads = devices_lib.over_devices(jax.tree.map(jnp.add, grads, replayed_grads))
     updates, opt_state = self.policy_optimizer.update(grads, state.policy_opt_state)
@@ -328,43 +313,22 @@ class DreamerUpdate:
     state: TrainState,
     sequence: experience.Sequence,
     replayed: ac.Replayed,
-    recall: memory_lib.Recall | None,
+    recall: Any,
     posterior: rssm.Step,
   ) -> tuple[TrainState, Metrics]:
-    """Writes the most surprising steps of all devices into the memory; returns state and metrics.
+    """Writes into the memory, of which `recall` was recalled at the steps; returns state and metrics.
 
-    Without a memory it changes nothing, and there are no metrics.
-
-    Args:
-      state: train state with the updated model and policy.
-      sequence: [T, B, ...].
-      replayed: the same, with features.
-      recall: result of a read of the memory at these steps; the entries that it read are renewed.
-      posterior: these steps, [T, B, ...], at whose latents dreams may begin.
+    Without a memory nothing changes.
     """
-    model, policy, config = self.dreamer.model, self.dreamer.actor_critic, self.dreamer.config
-    memory = model.networks.memory
+    policy, memory = self.dreamer.actor_critic, self.dreamer.model.networks.memory
     if memory is None:
       return state, {}
-    params = state.params['actor_critic']
-    context = policy.context.of_critic.pool(params, replayed.history, replayed.features)
-    value = policy.values(params, replayed.features, context)[ac.TASK].mean()
-    # By all that is remembered by now, so that nothing is written each time that it is replayed.
-    _, known = model.recall(state.params, sequence.observation)
-    assert recall is not None and known is not None
-    kept = posterior.latent._asdict() | {'previous': posterior.previous}
-    start = {name: kept[name] for name in memory.starts}
-    offer = memory.offer(known, sequence, value, start, gamma=config.gamma, lambda_=config.lambda_)
-    gathered = jax.tree.map(BATCH.gather, memory_lib.most_surprising(offer))
-    everyone = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), gathered)
-    renewed = memory.renewed(recall).astype(jnp.int32)
-    renewed = BATCH.largest(renewed) > 0
-    ring = state.params[memory_lib.NAME]
-    if memory.starts:
-      ring = memory.renew_starts(ring, recall, start, replayed.last, state.step, BATCH.gather)
-    ring = memory.write(ring, everyone, renewed, state.step)
-    metrics = memory.metrics(ring, recall, state.step)
-    return state._replace(params=state.params | {memory_lib.NAME: ring}), metrics
+    params, read = state.params['actor_critic'], replayed.read
+    value = policy.values(params, read.features, policy.context.pool(params, read))[ac.TASK].mean()
+    steps = sockets.Replayed(sequence, posterior, value)
+    name = world_model.MEMORY
+    held, metrics = memory.updated(state.params[name], recall, steps, state.step, BATCH)
+    return state._replace(params=state.params | {name: held}), metrics
 
   def _explore(
     self, state: TrainState, sequence: experience.Sequence, follows: jax.Array
@@ -397,19 +361,18 @@ class DreamerUpdate:
   ) -> tuple[Tree, Metrics]:
     """Gradient and metrics of the actor-critic's loss, added up over chunks of imagined steps."""
     policy = self.dreamer.actor_critic
-    history = dream.history(policy, dreamt)
     count = self.dreamer.config.steps_per_chunk
 
     def add_chunk(chunk: jax.Array, carry: tuple[Tree, Metrics]) -> tuple[Tree, Metrics]:
       first = chunk * count
       cut = lambda x: jax.lax.dynamic_slice_in_dim(x, first, count)
-      steps = dream.steps(policy, dreamt, history, first, count)
+      steps = dream.steps(dreamt, first, count)
       (_, metrics), grads = jax.value_and_grad(policy.loss, has_aux=True)(
         params, steps, jax.tree.map(cut, targets)
       )
       return jax.tree.map(jnp.add, carry, (grads, metrics))
 
-    steps = dream.steps(policy, dreamt, history, 0, count)
+    steps = dream.steps(dreamt, 0, count)
     first_targets = jax.tree.map(lambda x: x[:count], targets)
     empty = jax.tree.map(
       lambda x: jnp.zeros(x.shape, x.dtype),
@@ -419,13 +382,13 @@ class DreamerUpdate:
     result: tuple[Tree, Metrics] = jax.lax.fori_loop(0, num_chunks, add_chunk, empty)
     return result
 
-  def _replayed_gradient(self, state: TrainState, imagined: _Imagined) -> tuple[Metrics, Tree]:
+  def _replayed_gradient(self, state: TrainState, replayed: ac.Replayed) -> tuple[Metrics, Tree]:
     """Losses of critic and context module on replayed steps, and their gradient."""
     scale, policy = self.dreamer.config.replayed_value_scale, self.dreamer.actor_critic
 
     def loss(params: Tree) -> tuple[jax.Array, Metrics]:
-      value = scale * policy.replayed_value_loss(params, state.slow_critic, imagined.replayed)
-      own = policy.context_loss(params, imagined.replayed)
+      value = scale * policy.replayed_value_loss(params, state.slow_critic, replayed)
+      own = policy.context_loss(params, replayed)
       if own is None:
         return value, {'replayed_value_loss': value}
       return value + own, {'replayed_value_loss': value, 'context_loss': own}
@@ -457,6 +420,6 @@ def _intrinsic_metrics(
     'intrinsic/novelty_slow': motivation.novelty_slow,
     'intrinsic/clean_novelty': clean.mean(),
     'intrinsic/clean_novelty_positive': jnp.mean(clean > 0),
-    'intrinsic/competence': motivation.competence,
+    'intrinsic/improvement': motivation.improvement,
     'intrinsic/boredom': motivation.boredom,
   }

@@ -10,8 +10,9 @@ from dm_env import specs
 
 from hephaestus.actors.environments import environment
 from hephaestus.agents import experience
-from hephaestus.agents.dreamer import agent as dreamer_agent
-from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.agents.cognition import config as cognition_config
+from hephaestus.agents.cognition import registry
+from hephaestus.agents.dreamer import dream, sockets
 from hephaestus.learner import config as learner_config
 
 NUM_STEPS, BATCH = 6, 8
@@ -33,14 +34,14 @@ def make_dreamer(**changes):
 
   With `slots` it also has an image.
   """
-  config = dreamer_config.DreamerConfig(**tiny.DREAMER | {'warm_up_updates': 0} | changes)
+  config = cognition_config.CognitionConfig(**tiny.DREAMER | {'warm_up_updates': 0} | changes)
   observation_spec = {
     'bounded': environment.VitalsSpec((3,), np.float32, 0, 1, VITALS),
     'real': specs.Array((2,), np.float32),
   }
   if config.slots:
     observation_spec['pixels'] = specs.BoundedArray(PIXELS, np.uint8, 0, 255)
-  return dreamer_agent.make_dreamer(config, observation_spec, specs.DiscreteArray(3))
+  return registry.make_dreamer(config, observation_spec, specs.DiscreteArray(3))
 
 
 def make_dreamer_of_images():
@@ -50,7 +51,18 @@ def make_dreamer_of_images():
     'pixels': specs.BoundedArray(PIXELS, np.uint8, 0, 255),
     'real': specs.Array((2,), np.float32),
   }
-  return dreamer_agent.make_dreamer(config, observation_spec, specs.DiscreteArray(3))
+  return registry.make_dreamer(config, observation_spec, specs.DiscreteArray(3))
+
+
+def starts_of(policy, params, posterior, last, novelty, keys, **options):
+  """Starts of imagination at replayed steps; see `dream.starts`."""
+  read = policy.along(params, posterior, novelty)
+  return dream.starts(read, posterior.latent, last, novelty, keys, **options)
+
+
+def read_of(features, memory=(), own=()):
+  """Inputs of actors and critics, by default without context."""
+  return sockets.PolicyInputs(features, memory, own)
 
 
 def random_features(dreamer, random, *axes):

@@ -9,7 +9,6 @@ DREAMER = {
   'ensemble_size': 2,
   'num_bins': 11,
   'horizon_min': 2,
-  'steps_per_chunk': 2,
   'horizon_max': 4,
   'starts_per_sequence': 2,
   'policy_layers': 1,

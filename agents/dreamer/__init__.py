@@ -1,1 +1,1 @@
-"""The dual-timescale competence agent: a world model and an actor-critic trained in imagination."""
+"""The dreamer: a world model with an ensemble, and actors and critics that learn from its imagination."""

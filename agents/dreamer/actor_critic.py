@@ -1,16 +1,16 @@
 """Actors and critics, and their losses on imagined and on replayed steps.
 
     actor([f_t, context_t])         critic([f_t, context_t])             of the task
-    explorer([f_t, context_t])      explorer_critic([f_t, context_t])    of novelty and competence
+    explorer([f_t, context_t])      explorer_critic([f_t, context_t])    of novelty, and rewards that explore
 
-with f_t the features of step t and context_t a summary of earlier steps by a context module: see
-`contexts.context`. With a workspace the actors read only the context, and the critics only the features.
+with f_t the features of step t and context_t what a context module makes of this and earlier steps: see
+`sockets.Context`.
 Each critic has a head for each of its rewards, the task's also for all intrinsic rewards but the explorer's,
 so that their advantages can be scaled each by itself; as in Burda et al. (2018), "Exploration by random network
 distillation", section 2.3.
 
 Novelty has an actor and a critic of its own, the explorer: no weight of novelty suits a common actor before
-and after rewards are found. So has competence, which is for the explorer, too. Each actor imagines dreams of its own, half of all. As in Sekar et al. (2020),
+and after rewards are found. Each actor imagines dreams of its own, half of all. As in Sekar et al. (2020),
 "Planning to explore via self-supervised world models", with both actors at once.
 """
 
@@ -28,13 +28,11 @@ from hephaestus.agents import distributions, experience, returns
 from hephaestus.agents import networks as networks_lib
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import modules as modules_lib
-from hephaestus.agents.dreamer.contexts import context as context_lib
-from hephaestus.agents.dreamer.contexts import registry as context_registry
-from hephaestus.agents.dreamer.rewards import novelty, registry
+from hephaestus.agents.dreamer import novelty, rssm, sockets
 
 Tree = Any
 Features = modules_lib.Features
-FIRST, LAST = int(dm_env.StepType.FIRST), int(dm_env.StepType.LAST)
+LAST = int(dm_env.StepType.LAST)
 TASK, NOVELTY = 'task', novelty.NAME
 """Names of heads of the critics: of the environment's reward and of novelty; see `ActorCritic.heads`."""
 
@@ -49,14 +47,12 @@ class ImaginedSteps(NamedTuple):
   """R consecutive imagined steps of B dreams, inputs of `ActorCritic.loss`; see `ActorCritic.dreams`.
 
   Attributes:
-    features: [R, B, ...].
-    history: the context module's history of these steps.
+    read: [R, B, ...].
     choice: [R, B] or [R, B, M] int32 actions, or [R, B, A] float32 actions before tanh.
     mask: [R, B, A] bool, actions predicted to be legal.
   """
 
-  features: Features
-  history: Tree
+  read: sockets.PolicyInputs
   choice: jax.Array
   mask: jax.Array
 
@@ -65,20 +61,18 @@ class Replayed(NamedTuple):
   """Replayed steps, inputs of `ActorCritic.replayed_value_loss`.
 
   Attributes:
-    features: [T, B, ...].
-    history: the context module's history of these steps.
+    read: [T, B, ...].
     rewards: [T, B] float32, rewards that arrived at the steps, by name of each head that the loss trains.
     discount: [T, B] float32, the environment's discount.
     last: [T, B] bool, steps that end an episode; their value is bootstrapped and has no loss.
     action: [T, B, A] float32, encoded actions; only `ActorCritic.context_loss` reads them.
   """
 
-  features: Features
-  history: Tree
+  read: sockets.PolicyInputs
   rewards: dict[str, jax.Array]
   discount: jax.Array
   last: jax.Array
-  action: jax.Array | None = None
+  action: jax.Array
 
 
 class Targets(NamedTuple):
@@ -190,14 +184,9 @@ class ActorCritic:
   def discrete(self) -> bool:
     return self._actions.discrete
 
-  @functools.cached_property
-  def context(self) -> context_lib.Context:
-    """The context module.
-
-    Raises:
-      ValueError: the environment's specs do not fit it.
-    """
-    return context_registry.make_context(self.networks)
+  @property
+  def context(self) -> sockets.Context:
+    return self.networks.context
 
   @property
   def _actions(self) -> distributions.Actions:
@@ -206,19 +195,23 @@ class ActorCritic:
   @property
   def heads(self) -> tuple[str, ...]:
     """Names of the critics' heads: the task, and each intrinsic reward that is on."""
-    return (TASK, *registry.names(self.config))
+    return (TASK, *self.networks.rewards)
 
   @property
   def explores(self) -> bool:
-    """Whether there is an explorer: where novelty or competence is on."""
-    return any(map(_is_explorers, self.heads))
+    """Whether there is an explorer: where novelty or another reward that explores is on."""
+    return any(map(self._is_explorers, self.heads))
+
+  def _is_explorers(self, head: str) -> bool:
+    """Whether a head of the critics is of a reward that trains the explorer."""
+    return head != TASK and self.networks.rewards[head].explores
 
   @property
   def _critics(self) -> dict[str, tuple[str, ...]]:
     """The heads of each critic by its name: values of the explorer's rewards have a network of their own."""
     if not self.explores:
       return {CRITIC: self.heads}
-    own = tuple(filter(_is_explorers, self.heads))
+    own = tuple(filter(self._is_explorers, self.heads))
     return {CRITIC: tuple(name for name in self.heads if name not in own), EXPLORER_CRITIC: own}
 
   def critics(self, params: Tree) -> Tree:
@@ -232,7 +225,7 @@ class ActorCritic:
     """
     if not self.explores:
       return slice(0, batch)
-    return slice(batch // 2, batch) if _is_explorers(head) else slice(0, batch // 2)
+    return slice(batch // 2, batch) if self._is_explorers(head) else slice(0, batch // 2)
 
   def _modules(self) -> dict[str, networks_lib.TwoTowers]:
     config = self.config
@@ -264,10 +257,49 @@ class ActorCritic:
       name: module.init(keys[name], *inputs(name))['params'] for name, module in own.items()
     }
 
-  def _towers(self, name: str, features: Features, context: jax.Array) -> context_lib.Towers:
-    """Both inputs of network `name`, an actor or a critic."""
-    module = self.context if name in (ACTOR, EXPLORER) else self.context.of_critic
-    return module.towers(features, context[..., : module.size])
+  # Inputs.
+
+  def read(
+    self, params: Tree, memory: Tree, step: rssm.Step, novelty: jax.Array, begins: jax.Array
+  ) -> sockets.PolicyInputs:
+    """What actors and critics read at steps [B, ...] of novelty [B], with the context module's memory.
+
+    The memory is cleared at the steps `begins`, [B] bool, which are the first of their episode.
+    """
+    own = self.context.inputs(params, step, novelty)
+    return sockets.PolicyInputs(step.features, self._cleared(memory, begins), own)
+
+  def along(self, params: Tree, replayed: rssm.Step, novelty: jax.Array) -> sockets.PolicyInputs:
+    """As `read`, at replayed steps [T, B, ...], whose step 0 counts as the beginning of an episode."""
+    own = self.context.inputs(params, replayed, novelty)
+    begins = replayed.first.at[0].set(True)
+    initial = self.context.initial(begins.shape[1])
+    if not jax.tree.leaves(initial):
+      return sockets.PolicyInputs(replayed.features, initial, own)
+
+    def step(memory: Tree, inputs: tuple[Any, ...]) -> tuple[Tree, Tree]:
+      features, own, begins = inputs
+      memory = self._cleared(memory, begins)
+      return self.context.advance(sockets.PolicyInputs(features, memory, own)), memory
+
+    _, memory = jax.lax.scan(step, initial, (replayed.features, own, begins))
+    return sockets.PolicyInputs(replayed.features, memory, own)
+
+  def _cleared(self, memory: Tree, begins: jax.Array) -> Tree:
+    """The context module's memory, at the beginnings of episodes the initial one."""
+    clear = lambda x, old: jnp.where(begins.reshape(-1, *[1] * (old.ndim - 1)), x, old)
+    return jax.tree.map(clear, self.context.initial(len(begins)), memory)
+
+  def _towers(
+    self, name: str, features: Features, context: jax.Array
+  ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+    """Both inputs of network `name`, an actor or a critic, a `networks.TwoTowers`."""
+    state = jnp.concatenate([features.state, features.recalled], axis=-1)
+    if not self.context.replaces_features:
+      return (state, context), (features.numbers,)
+    if name in (ACTOR, EXPLORER):
+      return (), (context,)
+    return (state, context[..., :0]), (features.numbers,)
 
   def _apply(self, params: Tree, name: str, features: Features, context: jax.Array) -> jax.Array:
     return networks_lib.apply(
@@ -282,17 +314,10 @@ class ActorCritic:
     mask: jax.Array | None,
     explores: jax.Array | None = None,
   ):
-    """The distribution of actions at steps.
+    """The distribution of actions at steps, one of `distributions` with leading axes [...].
 
-    Args:
-      params: parameters of the actor-critic, by network.
-      features: [..., ...], features of the steps.
-      context: [..., C], their contexts.
-      mask: [..., A] bool, legal actions; None where all are.
-      explores: [...] bool, steps at which the explorer acts; None for none.
-
-    Returns:
-      A distribution of `distributions`, with leading axes [...].
+    Legal actions are in `mask`, [..., A] bool, or None where all are. The explorer acts at the steps
+    `explores`, [...] bool, or None for none. `context` is [..., C].
     """
     outputs = self._apply(params, ACTOR, features, context)
     if explores is not None:
@@ -361,21 +386,12 @@ class ActorCritic:
   def loss(
     self, params: Tree, steps: ImaginedSteps, targets: Targets
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Losses of actors and critics on imagined steps, with their metrics.
+    """Losses of actors and critics on R imagined steps: the loss [], and metrics [] by name.
 
-    Contexts, policy and value are computed here, inside the gradient, from the features, actions and
-    masks that the dreams stored.
-
-    Args:
-      params: parameters of context module, actors and critics.
-      steps: R steps of the dreams.
-      targets: targets for these steps; the weights of each actor sum to 1 over all its dreams.
-
-    Returns:
-      The loss [] (a weighted sum, so that parts of a dream add up), and metrics [] by name, which add
-      up likewise.
+    Contexts, policy and value are computed here, inside the gradient, from what the dreams stored. Weights
+    of each actor sum to 1 over all its dreams, so parts of a dream add up.
     """
-    context = self.context.pool(params, steps.history, steps.features)
+    context = self.context.pool(params, steps.read)
     actor_loss, metrics = self.actor_loss(params, steps, context, targets)
     critic_loss = self.critic_loss(params, steps, context, targets)
     of_task = self.dreams(TASK, steps.choice.shape[1])
@@ -391,18 +407,9 @@ class ActorCritic:
       - sum weight ( sg(advantage) log pi(a | f, context) + eta sg(k) H[pi] )
 
     with the advantage of `targets.imagined` and eta the config's `entropy_scale`; k is 1 for the task's
-    actor, and `explorer_entropy_weight` for the explorer.
-
-    Args:
-      params: parameters of the actor-critic, by network.
-      steps: R steps of B dreams.
-      context: [R, B, C], their contexts.
-      targets: targets for these steps.
-
-    Returns:
-      The loss [], and metrics [] by name; both add up over parts of a dream.
+    actor, and `explorer_entropy_weight` for the explorer. `context` is [R, B, C].
     """
-    policy = self.dreamt_policy(params, steps.features, context, steps.mask)
+    policy = self.dreamt_policy(params, steps.read.features, context, steps.mask)
     entropy, log_prob = policy.entropy(), policy.log_prob(steps.choice)
     advantage = jax.lax.stop_gradient(targets.advantage)
     scale = jnp.full_like(entropy, self.config.entropy_scale)
@@ -431,16 +438,10 @@ class ActorCritic:
   ) -> jax.Array:
     """Likelihood loss [] of the critics, summed over heads, each on the dreams of its actor.
 
-      - sum weight ( log p(sg(return)) + log p(sg(slow value)) )
-
-    Args:
-      params: parameters of the actor-critic, by network.
-      steps: R steps of B dreams.
-      context: [R, B, C], their contexts.
-      targets: targets for these steps.
+    - sum weight ( log p(sg(return)) + log p(sg(slow value)) )
     """
     loss: Any = 0.0
-    for name, value in self.dreamt_values(params, steps.features, context).items():
+    for name, value in self.dreamt_values(params, steps.read.features, context).items():
       own = self.dreams(name, steps.choice.shape[1])
       for target in (targets.returns[name], targets.slow_values[name]):
         loss -= jnp.sum(targets.weight[:, own] * value.log_prob(target[:, own]))
@@ -449,78 +450,73 @@ class ActorCritic:
   def replayed_value_loss(self, params: Tree, slow_critic: Tree, replayed: Replayed) -> jax.Array:
     """The critic's loss on replayed steps, to lambda-returns of real rewards, so model errors do not bias it.
 
-    Args:
-      params: parameters of context module and critic.
-      slow_critic: parameters of the slow critic.
-      replayed: the [T, B] replayed steps.
-
-    Returns:
-      The loss [], a mean over all steps but the last, where those that end an episode count as 0.
+    A mean [] over all steps but the last, where those that end an episode count as 0.
     """
-    config, features, last = self.config, replayed.features, replayed.last
-    context = self.context.of_critic.pool(params, replayed.history, features)
+    context = self.context.pool(params, replayed.read)
+    return self._value_loss(
+      params,
+      slow_critic,
+      (replayed.read.features, context),
+      replayed.rewards,
+      replayed.discount,
+      replayed.last,
+    )
+
+  def _value_loss(
+    self,
+    params: Tree,
+    slow_critic: Tree,
+    inputs: tuple[Features, jax.Array],
+    rewards: Mapping[str, jax.Array],
+    discount: jax.Array,
+    last: jax.Array,
+  ) -> jax.Array:
+    """See `replayed_value_loss`; `inputs` are features and contexts [T, B, ...]."""
     loss: Any = 0.0
-    values, slow_values = (self.values(of, features, context) for of in (params, slow_critic))
-    for name in replayed.rewards:
+    values, slow_values = (self.values(of, *inputs) for of in (params, slow_critic))
+    for name, reward in rewards.items():
       value, slow = values[name], jax.lax.stop_gradient(slow_values[name].mean())
       return_ = returns.lambda_returns(
-        replayed.rewards[name],
-        replayed.discount,
+        reward,
+        discount,
         jax.lax.stop_gradient(value.mean()),
-        gamma=config.gamma,
-        lambda_=config.lambda_,
+        gamma=self.config.gamma,
+        lambda_=self.config.lambda_,
         bootstrap_t=last,
       )
       value = distributions.TwoHot(value.logits[:-1], value.bins)
       loss -= value.log_prob(return_) + value.log_prob(slow[:-1])
     return jnp.mean(jnp.where(last[:-1], 0.0, loss))
 
+  def latent_loss(
+    self, params: Tree, slow_critic: Tree, replayed: rssm.Step, sequence: experience.Sequence
+  ) -> jax.Array:
+    """The task's loss of `replayed_value_loss` [], as a function of the features only.
+
+    Its gradient reaches the world model, whose latents then keep what later rewards depend on. `sequence`
+    has the same steps as `replayed`, [T, B, ...].
+    """
+    params, frozen = jax.lax.stop_gradient((params, replayed))
+    read = self.along(params, frozen, jnp.zeros_like(sequence.reward))
+    inputs = replayed.features, self.context.pool(params, read)
+    last = sequence.step_type == LAST
+    rewards = {TASK: sequence.reward}
+    return self._value_loss(params, slow_critic, inputs, rewards, sequence.discount, last)
+
   def context_loss(self, params: Tree, replayed: Replayed) -> jax.Array | None:
     """The context module's own loss on replayed steps, [], see `Context.loss`; None without one.
 
-    The module learns from how far the critic errs, r + gamma d V' - V summed over the rewards that train the task's
-    actor (the task's own and, say, survival), in units of `return_floor`.
-
-    Args:
-      params: parameters of context module and critic.
-      replayed: the [T, B] replayed steps, with their actions.
+    The module learns from how far the critic errs, r + gamma d V' - V summed over the rewards that train the
+    task's actor (the task's own, and others that do not explore), in units of `return_floor`.
     """
-    config, context = self.config, self.context.of_critic
-    assert replayed.action is not None
-    pooled = context.pool(params, replayed.history, replayed.features)
-    values = jax.lax.stop_gradient(self.values(params, replayed.features, pooled))
-    names = [name for name in replayed.rewards if not _is_explorers(name)]
+    config, read = self.config, replayed.read
+    pooled = self.context.pool(params, read)
+    values = jax.lax.stop_gradient(self.values(params, read.features, pooled))
+    names = [name for name in replayed.rewards if not self._is_explorers(name)]
     value: Any = sum(values[name].mean() for name in names)
     reward = sum(replayed.rewards[name] for name in names)
     target = reward + config.gamma * replayed.discount * value
     error = (target[1:] - value[:-1]) / config.return_floor
-    features, action = jax.tree.map(lambda x: x[:-1], (replayed.features, replayed.action))
-    loss = self.context.loss(params, features, action, error)
+    before, action = jax.tree.map(lambda x: x[:-1], (read, replayed.action))
+    loss = self.context.loss(params, before, action, error)
     return None if loss is None else jnp.mean(jnp.where(replayed.last[:-1], 0.0, loss))
-
-  def latent_loss(
-    self, params: Tree, slow_critic: Tree, features: Features, sequence: experience.Sequence
-  ) -> jax.Array:
-    """The task's loss of `replayed_value_loss` [], as a function of the features only.
-
-    Its gradient reaches the world model, whose latents then keep what later rewards depend on.
-
-    Args:
-      params: parameters of the actor-critic, which get no gradient.
-      slow_critic: parameters of the slow critic.
-      features: [T, B, ...].
-      sequence: [T, B, ...], the same steps.
-    """
-    stop = jax.lax.stop_gradient
-    first, last = (sequence.step_type == kind for kind in (FIRST, LAST))
-    history = self.context.of_critic.replayed(
-      stop(features), jnp.zeros_like(sequence.reward), first
-    )
-    rewards = {TASK: sequence.reward}
-    replayed = Replayed(features, history, rewards, sequence.discount, last)
-    return self.replayed_value_loss(stop(params), slow_critic, replayed)
-
-
-def _is_explorers(head: str) -> bool:
-  """Whether a head of the critics is of a reward that trains the explorer."""
-  return head in registry.REWARDS and registry.REWARDS[head].explores

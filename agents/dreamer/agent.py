@@ -17,11 +17,10 @@ from hephaestus.agents.dreamer import (
   intrinsic,
   modules,
   rssm,
+  sockets,
   world_model,
 )
 from hephaestus.agents.dreamer import config as dreamer_config
-from hephaestus.agents.dreamer import memory as memory_lib
-from hephaestus.agents.dreamer import slots as slots_lib
 
 Tree = Any
 
@@ -31,8 +30,7 @@ class PolicyState(NamedTuple):
 
   Attributes:
     recurrent: state of the world model, [N, ...].
-    memory: memory of the context module, a tree of [N, ...] or, with W = `window`,
-      [W - 1, N, ...] arrays; () without context.
+    memory: memory of the context module, a tree of [N, ...] arrays; () without one.
   """
 
   recurrent: rssm.Recurrent
@@ -56,24 +54,23 @@ class Dreamer(NamedTuple):
 
 
 def make_dreamer(
-  config: dreamer_config.DreamerConfig, observation_spec: Tree, action_spec: Any
+  config: dreamer_config.DreamerConfig,
+  observation_spec: Tree,
+  action_spec: Any,
+  guests: sockets.Guests = sockets.NO_GUESTS,
 ) -> Dreamer:
-  """Builds the agent for one environment's specs.
+  """Builds the agent for one environment's specs, with what is plugged into it.
 
   Raises:
-    ValueError: `distributions.Actions` does not support the action spec; survival is on, but the
-      observation has no vitals, or the environment's reward already depends on them; empowerment is
-      on, but an action is not one discrete choice among at least two, or the observation has only
-      images for CNNs; a workspace is on, but the observation has images for CNNs, or fewer candidates
-      than `workspace_size`; slots are on, but the observation does not have one image.
+    ValueError: `distributions.Actions` does not support the action spec, or the specs do not fit a guest.
   """
-  model = world_model.WorldModel(config, observation_spec, action_spec)
+  model = world_model.WorldModel(config, observation_spec, action_spec, guests)
   policy = actor_critic.ActorCritic(model.networks)
   _ = (
-    model.networks.slots,
+    model.networks.perception,
     model.rewards,
     policy.context,
-  )  # raise ValueError where there can be none
+  )  # made here, so errors are raised here
   acting = _Acting(model, policy)
   agent = agent_lib.Agent(
     init_params=acting.init_params,
@@ -105,9 +102,10 @@ class _Acting:
     if self.policy.explores:
       params[intrinsic.EXPLORING] = jnp.ones((), jnp.float32)
     memory = self.model.networks.memory
-    return params | {memory_lib.NAME: memory.init()} if memory else params
+    return params | {world_model.MEMORY: memory.init()} if memory else params
 
   def acting_params(self, params: Tree) -> Tree:
+    networks = self.model.networks
     read_by_act: dict[str, tuple[str, ...]] = {
       'world_model': (
         'encoder',
@@ -117,13 +115,13 @@ class _Acting:
         'prior',
         modules.AVERAGE_CHANGE,
         modules.STATISTICS,
-        slots_lib.NAME,
+        *([networks.perception.name] if networks.perception else []),
         *(name for reward in self.model.rewards.values() for name in reward.shown),
       ),
       'actor_critic': (*self.policy.context.modules(), actor_critic.ACTOR, actor_critic.EXPLORER),
     }
-    if self.model.networks.memory:
-      read_by_act[memory_lib.NAME] = memory_lib.ACTED
+    if networks.memory:
+      read_by_act[world_model.MEMORY] = networks.memory.acted
     read = {
       part: {name: params[part][name] for name in names if name in params[part]}
       for part, names in read_by_act.items()
@@ -168,13 +166,11 @@ class _Acting:
     latent_noise, noise = (noises[name] for name in self._noises)
     first = timestep.step_type == rssm.FIRST
     step, recall = model.observe(params, state.recurrent, timestep.observation, first, latent_noise)
-    features = step.features
-    inputs = policy.context.inputs(params['actor_critic'], step, model.novelty(step))
-    memory, context = policy.context.advance(
-      params['actor_critic'], state.memory, features, inputs, first
-    )
+    own = params['actor_critic']
+    read = policy.read(own, state.memory, step, model.novelty(step), first)
     mask = observation_lib.action_mask(timestep.observation)
-    distribution = policy.policy(params['actor_critic'], features, context, mask, explores)
+    context = policy.context.pool(own, read)
+    distribution = policy.policy(own, step.features, context, mask, explores)
     # Without noise a sample is the mode, with the likelihood of the action that is taken.
     action, choice = policy.sample(distribution, jnp.zeros_like(noise) if greedy else noise)
     latent = step.latent._replace(recalled=None)  # recalled anew wherever the state is used
@@ -187,10 +183,7 @@ class _Acting:
         for reward in model.rewards.values()
         for name, shown in reward.explain(params['world_model'], step).items()
       }
-      extras |= policy.context.explain(context)
-      episodic = model.networks.memory
-      if recall is not None and episodic is not None:
-        extras |= {'recalled_value': recall.value, 'recalled_evidence': recall.evidence}
-        nearest = episodic.nearest(params[memory_lib.NAME], recall)
-        extras |= {f'nearest_{name.strip("_")}': x for name, x in nearest._asdict().items()}
-    return PolicyState(recurrent, memory), experience.Decision(action, extras)
+      extras |= policy.context.shown(own, read)
+      if model.networks.memory:
+        extras |= model.networks.memory.explain(params[world_model.MEMORY], recall)
+    return PolicyState(recurrent, policy.context.advance(read)), experience.Decision(action, extras)

@@ -20,7 +20,6 @@ from hephaestus.agents import experience
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import actor_critic as actor_critic_lib
 from hephaestus.agents.dreamer import dream, modules, rssm, world_model
-from hephaestus.agents.dreamer import memory as memory_lib
 
 if TYPE_CHECKING:
   from hephaestus.agents.dreamer import agent as dreamer_agent
@@ -68,7 +67,7 @@ def foresee(
   matrices = model.rssm.matrices(model_params)
 
   def step(carry, inputs):
-    closed, open_ = carry
+    closed, open_, memory = carry
     observation, first, observed, action, noise = jax.tree.map(lambda x: x[None], inputs)
     seen, _ = model.observe(params, closed, observation, first, None)
     imagined = model.rssm.imagine(model_params, matrices, open_, member, noise)
@@ -77,16 +76,17 @@ def foresee(
       lambda x, y: jnp.where(observed[0], x, y), state(seen), state(imagined)
     )
     predicted = model.decode(model_params, latent, previous, open_.latent.numbers, first)
-    carry = rssm.Recurrent(state(seen)[0], action), rssm.Recurrent(latent, action)
-    read = actor_critic.context.inputs(policy_params, seen, model.novelty(seen))
-    masks = None if latent.slots is None else model.rssm.paint(model_params, latent)[1][0]
-    return carry, (jax.tree.map(lambda x: x[0], predicted), masks, seen.features, read)
+    read = actor_critic.read(policy_params, memory, seen, model.novelty(seen), first)
+    memory = actor_critic.context.advance(read)
+    carry = rssm.Recurrent(state(seen)[0], action), rssm.Recurrent(latent, action), memory
+    salience = actor_critic.context.shown(policy_params, read).get('salience', jnp.ones((1, 1)))
+    masks = None if latent.percept is None else model.rssm.paint(model_params, latent)[1][0]
+    return carry, (jax.tree.map(lambda x: x[0], predicted), masks, salience[0])
 
   initial = model.rssm.initial(1)
-  _, (predicted, masks, features, read) = jax.lax.scan(step, (initial, initial), inputs)
-  history = actor_critic.context.replayed(features, read, is_first[:, None])
-  weights = actor_critic.context.weights(policy_params, history, num_steps)
-  return agent_lib.Foresight(predicted, weights[:, 0], masks)
+  carry = initial, initial, actor_critic.context.initial(1)
+  _, (predicted, masks, salience) = jax.lax.scan(step, carry, inputs)
+  return agent_lib.Foresight(predicted, salience, masks)
 
 
 class Tally(NamedTuple):
@@ -169,10 +169,9 @@ def measure(
   infer_key, start_key, member_key, noise_key = jax.random.split(key, 4)
   replayed, novelty = _replay(dreamer, params, infer_key, sequence)
   last = sequence.step_type == LAST
-  start, _ = dream.starts(
-    dreamer.actor_critic, params['actor_critic'], replayed, last, novelty,
-    jax.random.split(start_key, batch), num_steps=None,
-  )  # fmt: skip
+  read = dreamer.actor_critic.along(params['actor_critic'], replayed, novelty)
+  start_keys = jax.random.split(start_key, batch)
+  start = dream.starts(read, replayed.latent, last, novelty, start_keys, num_steps=None)
   # States with K steps after them, of which none is the end of an episode.
   begins = ~last & (jnp.arange(total) < total - num_steps)[:, None]
   # [K, T, B]: of the same episode; and without a time limit, which the model does not know.
@@ -348,10 +347,9 @@ def examine(
     _surprise(dreamer, params, imagine_key, sequence._replace(action=action), replayed)
     for action in (sequence.action, others)
   )
-  module, features = policy.context.of_critic, replayed.features
-  history = module.replayed(features, novelty, replayed.first.at[0].set(True))
-  context = module.pool(params['actor_critic'], history, features)
-  values = policy.values(params['actor_critic'], features, context)
+  own, features = params['actor_critic'], replayed.features
+  context = policy.context.pool(own, policy.along(own, replayed, novelty))
+  values = policy.values(own, features, context)
   return Examination(
     reward=model.reward(world, features).mean(),
     discount=model.discount(world, features),
@@ -570,15 +568,14 @@ class Steering:
     step: rssm.Step,
     observation: Tree,
     mask: jax.Array | None,
-    recall: memory_lib.Recall | None = None,
+    recall: Any = None,
   ) -> tuple[Belief, Prediction]:
     """The belief and the predictions at a step [1, ...], where `observation` is shown and `mask` is legal."""
     model, policy = self.dreamer.model, self.dreamer.actor_critic
     world, own = params['world_model'], params['actor_critic']
     novelty = model.novelty(step)
-    memory, context = policy.context.advance(
-      own, before.memory, step.features, policy.context.inputs(own, step, novelty), step.first
-    )
+    read = policy.read(own, before.memory, step, novelty, step.first)
+    context = policy.context.pool(own, read)
     distribution = policy.policy(own, step.features, context, mask)
     noise = policy.noise(key)[None]
     action, _ = policy.sample(distribution, jnp.zeros_like(noise) if self.greedy else noise)
@@ -596,9 +593,10 @@ class Steering:
       members=jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), members),
       disagreement=jax.tree.map(lambda x: jnp.std(x, axis=0), unrounded),
       recalled=None if recall is None else (recall.value, recall.evidence),
-      masks=None if step.latent.slots is None else model.rssm.paint(world, step.latent)[1],
+      masks=None if step.latent.percept is None else model.rssm.paint(world, step.latent)[1],
     )
-    return Belief(step.latent, memory), jax.tree.map(lambda x: x[0], prediction)
+    after = Belief(step.latent, policy.context.advance(read))
+    return after, jax.tree.map(lambda x: x[0], prediction)
 
   def _members(self, world: Tree, step: rssm.Step, before: rssm.Latent) -> tuple[Tree, Tree]:
     """The observations [K, 1, ...] by each member's most likely latent: as they occur, and unrounded."""
@@ -610,9 +608,9 @@ class Steering:
 
     def decode(world: Tree, stochastic: jax.Array) -> Tree:
       latent, model = step.latent._replace(stochastic=stochastic), self.dreamer.model
-      slots = model.rssm.follow(world, before.slots, latent, step.previous)
-      if slots is not None and latent.slots is not None:
-        latent = latent._replace(slots=jnp.where(step.first[:, None], latent.slots, slots))
+      percept = model.rssm.follow(world, before.percept, latent, step.previous)
+      if percept is not None and latent.percept is not None:
+        latent = latent._replace(percept=jnp.where(step.first[:, None], latent.percept, percept))
       return model.decode(world, latent, step.previous, before.numbers, step.first)
 
     latents = step.priors.belief.mode().astype(step.latent.stochastic.dtype)

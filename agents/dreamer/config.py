@@ -12,12 +12,15 @@ RELATIVE_FLOOR = 0.1  # least divisor of the task's advantages, as a share of it
 NOVELTY_FLOOR = 1e-3  # least divisor of novelty's advantages
 EXPLORER_ENTROPY = 0.4  # share of the largest entropy at which the explorer's has its usual weight
 CERTAINTY_EXPONENT = 5.0  # log of the weight for a certain explorer: `explorer_entropy_weight`
-INTRINSIC_FLOOR = 0.1  # the same for other intrinsic rewards; vitals of 0 cost at most 1.44
-AVERAGE_CHANGE_RATE = 0.02  # of the moving average of the networks that novelty reads
+INTRINSIC_FLOOR = 0.1  # the same for other intrinsic rewards
 LATENTS = ('categorical', 'gaussian')  # keys of `distributions.LATENTS`
-SCORES = ('learned', 'gain', 'source', 'random', 'fixed')  # of a workspace; the last 3: baselines
-# Rates of the fast and slow averages of novelty, which give competence: see `intrinsic.update`.
-COMPETENCE_FAST, COMPETENCE_SLOW = 0.1, 0.005
+AVERAGE_CHANGE_RATE = 0.02  # of the moving average of the networks that novelty reads
+# Rates of the fast and slow averages of novelty, which give improvement: see `intrinsic.update`.
+IMPROVEMENT_FAST, IMPROVEMENT_SLOW = 0.1, 0.005
+LEAST_IMPROVEMENT = 0.01  # improvement below which boredom rises
+BOREDOM_RISE, BOREDOM_FALL = 0.1, 0.2  # of boredom, which shortens rollouts, in an update
+BOOTSTRAP_SHARE = 0.8  # share of the sequences that train a member's prior, where there are several
+MOST_STEPS_PER_CHUNK = 8  # of a rollout, whose gradient is computed at once
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,10 +44,7 @@ class DreamerConfig:
   encoder_layers: int = 2  # hidden layers of encoder and decoder
   image_channels: int = 256  # channels of a CNN's last stage; 0: images are read as flat numbers
   ensemble_size: int = 5  # members: prior networks whose disagreement is the novelty
-  stored_state: bool = True  # whether training starts from the actor's recurrent state, or from 0
-  bootstrap_share: float = 0.8  # share of the sequences that train a member's prior
   free_nats: float = 1.0  # KL below which the posterior has no KL loss; priors always have
-  dynamics_scale: float = 1.0  # weight of the priors' KL loss
   representation_scale: float = 0.1  # weight of the posterior's KL loss
   reward_scale: float = 1.0  # weight of the reward loss; above 1 for rare, small rewards
   num_bins: int = 255  # bins of the two-hot distributions of rewards and returns
@@ -54,11 +54,9 @@ class DreamerConfig:
   horizon_max: int = 64  # imagined steps of the longest rollout
   horizon_min: int = 8  # imagined steps of the shortest rollout
   starts_per_sequence: int | None = None  # steps of each sequence to imagine from; None: all
-  steps_per_chunk: int = 8  # imagined steps whose gradient is computed at once
 
   # Actor and critic.
   policy_layers: int = 2  # hidden layers of actor and critic
-  window: int = 1  # last steps that actor and critic pool by salience; 1: none, see docs/design.md
   gamma: float = 0.99  # discount factor of rewards
   lambda_: float = 0.95  # lambda of lambda-returns
   entropy_scale: float = 3e-4  # weight of the policy's entropy: more explores more
@@ -68,41 +66,18 @@ class DreamerConfig:
   warm_up_updates: int = 200  # updates of only the world model, before actor and critic learn
 
   # Intrinsic motivation.
-  novelty: str = 'information_gain'  # measure; or 'clean'; 'prediction_error' as a baseline
+  novelty: str = 'information_gain'  # its measure, or 'clean'
   novelty_scale: float = 0.03  # weight of novelty's advantage compared with entropy; 0: no explorer
-  competence_scale: float = 0.0  # the same of learning progress by region, see docs/cognition.md
-  survival_scale: float = 0.0  # weight of survival's advantage; 0: none, see docs/cognition.md
-  empowerment_scale: float = 0.0  # weight of empowerment's advantage; 0: none, as above
-  boredom_threshold: float = 0.01  # competence (learning progress) below which boredom rises
-  boredom_rise: float = 0.1  # rise of boredom, which shortens rollouts, by such an update
-  boredom_fall: float = 0.2  # fall of boredom by an update with more competence
-
-  # Episodic memory.
-  memory_size: int = 0  # entries of the episodic memory; 0: no memory
-  memory_ttl: int = 5000  # updates after which an entry that is not read is cleared
-  memory_dream_share: float = 0.0  # share of the rollouts that begin at latents of its entries
-
-  # Slots.
-  slots: int = 0  # slots that hold the image of an observation; 0: none, see docs/cognition.md
-  slot_size: int = 32  # numbers of a slot
-
-  # Workspace.
-  workspace_size: int = 0  # most candidates that the actor reads; 0: no workspace, it reads all
-  workspace_cost: float = 0.0  # score above which a candidate may be read
-  workspace_score: str = 'learned'  # how candidates are scored; or a baseline of SCORES
 
   compute_dtype: str = 'bfloat16'  # dtype of the networks: 'float32' or 'bfloat16'
 
   def __post_init__(self):
-    def check(fine: bool, name: str, remedy: str):
-      if not fine:
-        raise ValueError(f'agent.{name}={getattr(self, name)!r}: {remedy}')
-
+    check = self._check
     check(self.latent in LATENTS, 'latent', f'choose one of {list(LATENTS)}')
     check(
-      self.novelty in ('information_gain', 'clean', 'prediction_error'),
+      self.novelty in ('information_gain', 'clean'),
       'novelty',
-      "choose 'information_gain' or 'clean'; 'prediction_error' is a baseline",
+      "choose 'information_gain' or 'clean'",
     )
     check(
       self.compute_dtype in ('float32', 'bfloat16'),
@@ -111,39 +86,13 @@ class DreamerConfig:
     )
     for name in (
       'deterministic_size', 'stochastic_size', 'classes', 'hidden_size', 'encoder_layers',
-      'ensemble_size', 'horizon_min', 'steps_per_chunk', 'policy_layers', 'window',
+      'ensemble_size', 'horizon_min', 'policy_layers',
     ):  # fmt: skip
       check(getattr(self, name) >= 1, name, 'must be at least 1')
     check(self.memory_steps >= 2, 'memory_steps', 'must be at least 2')
-    check(
-      self.memory_size == 0 or 8 <= self.memory_size <= 2**24,
-      'memory_size',
-      f'must be 0 for no memory, or from the 8 entries that an update writes to {2**24:,}',
-    )
-    check(self.memory_ttl >= 1, 'memory_ttl', 'must be at least 1')
-    check(0 <= self.memory_dream_share <= 1, 'memory_dream_share', 'must lie in [0, 1]')
-    check(
-      self.memory_size > 0 or self.memory_dream_share == 0,
-      'memory_dream_share',
-      'needs a memory; set agent.memory_size, or agent.memory_dream_share=0',
-    )
-    check(
-      self.slots == 0 or 2 <= self.slots <= 64,
-      'slots',
-      'must be 0 for none, or from 2 to 64 (8 suit a few objects)',
-    )
-    check(self.slot_size >= 4, 'slot_size', 'must be at least 4')
-    salient = self.workspace_size and self.window > 1
-    check(not salient, 'workspace_size', 'is not for salience; set agent.window=1')
-    check(self.workspace_score in SCORES, 'workspace_score', f'choose one of {list(SCORES)}')
     check(self.num_bins >= 3 and self.num_bins % 2 == 1, 'num_bins', 'must be odd and at least 3')
     check(self.image_channels >= 0, 'image_channels', 'must be 0 for flat images, or at least 1')
     check(self.reward_scale > 0, 'reward_scale', 'must be positive')
-    for name in ('competence_scale', 'survival_scale', 'empowerment_scale', 'workspace_size'):
-      check(getattr(self, name) >= 0, name, 'must be at least 0')
-    several = self.ensemble_size > 1 or self.competence_scale == 0
-    check(several, 'competence_scale', 'is of novelty, which one member has not; set it to 0')
-    check(0 < self.bootstrap_share <= 1, 'bootstrap_share', 'must lie in (0, 1]')
     check(0 < self.gamma <= 1, 'gamma', 'must lie in (0, 1]')
     check(0 <= self.lambda_ <= 1, 'lambda_', 'must lie in [0, 1]')
     check(0 <= self.unimix < 1, 'unimix', 'must lie in [0, 1)')
@@ -153,16 +102,25 @@ class DreamerConfig:
       f'must be at least agent.horizon_min={self.horizon_min}',
     )
     check(
-      self.horizon_max % self.steps_per_chunk == 0,
-      'steps_per_chunk',
-      f'must divide agent.horizon_max={self.horizon_max}',
-    )
-    explores = self.ensemble_size > 1 and max(self.novelty_scale, self.competence_scale) > 0
-    check(
-      self.starts_per_sequence is None or self.starts_per_sequence >= 1 + explores,
+      self.starts_per_sequence is None or self.starts_per_sequence >= 1 + self._explores,
       'starts_per_sequence',
       "must be at least 1, with an explorer 2 (half of them are the explorer's), or None for all steps",
     )
+
+  def _check(self, fine: bool, name: str, remedy: str) -> None:
+    if not fine:
+      raise ValueError(f'agent.{name}={getattr(self, name)!r}: {remedy}')
+
+  @property
+  def _explores(self) -> bool:
+    """Whether there is an explorer."""
+    return self.ensemble_size > 1 and self.novelty_scale > 0
+
+  @property
+  def steps_per_chunk(self) -> int:
+    """Imagined steps whose gradient is computed at once, a divisor of `horizon_max`."""
+    chunks = range(1, MOST_STEPS_PER_CHUNK + 1)
+    return max(steps for steps in chunks if self.horizon_max % steps == 0)
 
   @property
   def dtype(self):
@@ -203,7 +161,6 @@ SIZES = {
     classes=4,
     horizon_max=15,
     horizon_min=15,
-    steps_per_chunk=15,
     compute_dtype='float32',
   ),
   # One GPU: the agent of the preset `gpu`.

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 
 from hephaestus.agents import networks, returns
 from hephaestus.agents.dreamer import actor_critic as ac
-from hephaestus.agents.dreamer import memory as memory_lib
-from hephaestus.agents.dreamer import modules, rssm, world_model
+from hephaestus.agents.dreamer import rssm, sockets, world_model
 
 Tree = Any
 
@@ -22,22 +21,16 @@ class Start(NamedTuple):
 
   Attributes:
     latent: posterior latents, [B', ...].
-    features: [B', ...], features of the latents.
+    read: [B', ...], what actors and critics read at the steps.
     novelty: [B'] float32, novelty of the transitions to the steps.
-    begins: [B'] bool, steps without a known previous step of their episode.
-    memory: the context module's memory before each start, see `Context.memory_at`.
-    context_inputs: [B', ...], see `Context.inputs`.
     weight: [B'] float32, 0 at LAST, after which no step follows, else 1.
     keys: [B'] PRNG keys, one for each dream, so that its noise is the same in any batch.
-    remembered: [B'] bool, those that begin at an entry of the episodic memory; None if no dream does.
+    remembered: [B'] bool, those that begin at a remembered step; None if no dream does.
   """
 
   latent: rssm.Latent
-  features: modules.Features
+  read: sockets.PolicyInputs
   novelty: jax.Array
-  begins: jax.Array
-  memory: Tree
-  context_inputs: Tree
   weight: jax.Array
   keys: jax.Array
   remembered: jax.Array | None = None
@@ -51,7 +44,7 @@ class Dream(NamedTuple):
 
   Attributes:
     start: B' steps, the first of each dream.
-    features: [H, B', ...], features of the start and of all imagined steps but the last.
+    read: [H, B', ...], what actors and critics read at the start and at all imagined steps but the last.
     novelty: [H + 1, B'] float32, novelty of the transition to the step; 0 at imagined steps of dreams of
       which nothing reads it, see `rollout`.
     choice: [H, B'] or [H, B', M] int32 actions, or [H, B', A] float32 actions before tanh.
@@ -63,12 +56,11 @@ class Dream(NamedTuple):
       is of its own actor, 0 in dreams of the other one.
     slow_values: [H + 1, B'] float32, the same for the slow critic.
     horizon: [] int32, number of steps that were imagined, at most H.
-    context_inputs: [H + 1, B', ...], see `Context.inputs`.
     rewards: [H + 1, B'] float32, intrinsic rewards that arrive at the step, by name; 0 at the start.
   """
 
   start: Start
-  features: modules.Features
+  read: sockets.PolicyInputs
   novelty: jax.Array
   choice: jax.Array
   mask: jax.Array
@@ -77,7 +69,6 @@ class Dream(NamedTuple):
   values: dict[str, jax.Array]
   slow_values: dict[str, jax.Array]
   horizon: jax.Array
-  context_inputs: Tree
   rewards: dict[str, jax.Array]
 
 
@@ -157,37 +148,32 @@ class _Imagination:
   novel: slice
 
   def begin(self, start: Start) -> tuple[Any, ...]:
-    """The loop's carry at the starts: latent, features, memory, context, mask, and arrays by name.
+    """The loop's carry at the starts: latent, what is read, mask, and arrays by name.
 
-    The arrays are a Dream's, without the ones that `complete` adds, and the contexts of steps, [H, B', C].
+    The arrays are a Dream's, without the ones that `complete` adds.
     """
     num_steps, batch = self.model.config.horizon_max, len(start.weight)
-    features = start.features
-    memory, context = self.actor_critic.context.advance(
-      self.policy_params, start.memory, features, start.context_inputs, start.begins
-    )
-    mask = self.model.action_mask(self.model_params, features)
+    mask = self.model.action_mask(self.model_params, start.read.features)
     arrived = lambda x: jnp.zeros((num_steps + 1, batch), jnp.float32).at[0].set(x)
     decided = lambda x: jnp.zeros((num_steps, *x.shape), x.dtype)
     choice_dtype = jnp.int32 if self.actor_critic.discrete else jnp.float32
     outputs = {
-      'features': jax.tree.map(decided, features),
-      'context': decided(context),
+      'read': jax.tree.map(decided, start.read),
       'choice': jnp.zeros((num_steps, batch, *self.model.action_spec.shape), choice_dtype),
       'mask': jnp.ones((num_steps, *mask.shape), bool),
       'novelty': arrived(start.novelty),
       'rewards': {name: arrived(0.0) for name in self.model.rewards},
     }
-    first = lambda x: jnp.zeros((num_steps + 1, *x.shape)).at[0].set(x)
-    outputs['context_inputs'] = jax.tree.map(first, start.context_inputs)
-    return start.latent, features, memory, context, mask, outputs
+    return start.latent, start.read, mask, outputs
 
   def step(self, t: jax.Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
     """Samples actions at imagined step t, and imagines step t + 1; returns the next carry."""
-    before, features, memory, context, mask, outputs = carry
+    before, read, mask, outputs = carry
+    module = self.actor_critic.context
     noise_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, t)))(self.keys)
     act = self.actor_critic.dreamt_policy if self.explore else self.actor_critic.policy
-    policy = act(self.policy_params, features, context, mask)
+    context = module.pool(self.policy_params, read)
+    policy = act(self.policy_params, read.features, context, mask)
     action, choice = self.actor_critic.sample(
       policy, jax.vmap(self.actor_critic.noise)(noise_keys[:, 0])
     )
@@ -197,26 +183,23 @@ class _Imagination:
     after = self.model.imagine(
       self.model_params, self.matrices, recurrent, self.member, noise, self.novel
     )
-    here = after._replace(latent=before, features=features)
+    here = after._replace(latent=before, features=read.features)
     found = self.model.novelty(after)
     novelty = jnp.zeros(len(self.member), jnp.float32).at[self.novel].set(found)
-    inputs = self.actor_critic.context.inputs(self.policy_params, after, novelty)
-    memory, next_context = self.actor_critic.context.advance(
-      self.policy_params, memory, after.features, inputs, after.first
-    )
     arrived = {
       'novelty': novelty,
-      'context_inputs': inputs,
       'rewards': self.model.intrinsic_rewards(self.model_params, here, after, novelty),
     }
-    decided = {'features': features, 'context': context, 'choice': choice, 'mask': mask}
+    decided = {'read': read, 'choice': choice, 'mask': mask}
     put = lambda at: lambda old, new: jax.lax.dynamic_update_index_in_dim(old, new, at, 0)
     outputs = {
       name: jax.tree.map(put(t if name in decided else t + 1), outputs[name], x)
       for name, x in (decided | arrived).items()
     }
+    own = module.inputs(self.policy_params, after, novelty)
     mask = self.model.action_mask(self.model_params, after.features)
-    return after.latent, after.features, memory, next_context, mask, outputs
+    read = sockets.PolicyInputs(after.features, module.advance(read), own)
+    return after.latent, read, mask, outputs
 
   def complete(self, horizon: jax.Array, end: tuple[Any, ...]) -> dict[str, Any]:
     """The arrays of a Dream, from the carry at the end of the loop.
@@ -224,16 +207,15 @@ class _Imagination:
     Rewards, discounts and values are computed here, for `steps_per_chunk` steps at a time, since no later
     step depends on them: in the loop a GPU would start some hundred small programs more for each step.
     """
-    _, last_features, _, last_context, _, outputs = end
+    _, last_read, _, outputs = end
     num_steps, count = self.model.config.horizon_max, self.model.config.steps_per_chunk
-    features, context = outputs['features'], outputs.pop('context')
 
     def judge_chunk(chunk: jax.Array, judged: Tree) -> Tree:
       cut = lambda x: jax.lax.dynamic_slice_in_dim(x, chunk * count, count)
       put = lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, chunk * count, 0)
-      return jax.tree.map(put, judged, self._judge(*jax.tree.map(cut, (features, context))))
+      return jax.tree.map(put, judged, self._judge(jax.tree.map(cut, outputs['read'])))
 
-    last = self._judge(last_features, last_context)
+    last = self._judge(last_read)
     judged = jax.tree.map(lambda x: jnp.zeros((num_steps + 1, *x.shape), x.dtype), last)
     judged = jax.lax.fori_loop(0, (horizon + count - 1) // count, judge_chunk, judged)
     judged = jax.tree.map(lambda all_, x: all_.at[horizon].set(x), judged, last)
@@ -244,11 +226,12 @@ class _Imagination:
     values = {name: jax.tree.map(reached, judged[name]) for name in ('values', 'slow_values')}
     return outputs | arrived | values
 
-  def _judge(self, features: modules.Features, context: jax.Array) -> dict[str, Any]:
+  def _judge(self, read: sockets.PolicyInputs) -> dict[str, Any]:
     """Reward and discount that arrived at steps, and their values by both critics, [..., B'] float32."""
+    features, context = read.features, self.actor_critic.context.pool(self.policy_params, read)
     lead = features.state.shape[:-1]
 
-    def read(params: Tree) -> dict[str, jax.Array]:
+    def values_of(params: Tree) -> dict[str, jax.Array]:
       if not self.explore:
         values = self.actor_critic.values(params, features, context)
         return {name: value.mean() for name, value in values.items()}
@@ -261,25 +244,18 @@ class _Imagination:
     return {
       'reward': self.model.reward(self.model_params, features).mean(),
       'discount': self.model.discount(self.model_params, features),
-      'values': read(self.policy_params),
-      'slow_values': read(self.slow_critic),
+      'values': values_of(self.policy_params),
+      'slow_values': values_of(self.slow_critic),
     }
 
 
 def returns_of(
   dream: Dream, reward: jax.Array, value: jax.Array, *, gamma: float, lambda_: float
 ) -> jax.Array:
-  """Lambda-returns of imagined steps, bootstrapped with the value at the horizon.
+  """Lambda-returns of imagined steps, [H, B'] float32, bootstrapped with the value at the horizon.
 
-  Args:
-    dream: the dream, for its discounts and horizon.
-    reward: [H + 1, B'] float32, reward that arrives at each step, of one head of the critic.
-    value: [H + 1, B'] float32, values of this head.
-    gamma: the agent's discount factor.
-    lambda_: see `returns.lambda_returns`.
-
-  Returns:
-    [H, B'] float32; from the horizon on, they are to be given weight 0.
+  Reward and value, [H + 1, B'] float32, are of one head of the critic. From the horizon on, returns are to be
+  given weight 0.
   """
   beyond = jnp.arange(len(value)) >= dream.horizon
   return returns.lambda_returns(
@@ -302,55 +278,30 @@ def weights(dream: Dream) -> jax.Array:
   return jnp.where(beyond[:, None], 0.0, alive * dream.start.weight)
 
 
-def history(actor_critic: ac.ActorCritic, dream: Dream) -> Tree:
-  """The context module's history of a dream's starts and imagined steps."""
-  inputs = jax.tree.map(lambda x: x[: len(dream.choice)], dream.context_inputs)
-  return actor_critic.context.imagined(
-    dream.start.memory, dream.features, inputs, dream.start.begins
+def steps(dream: Dream, first: jax.Array | int, count: int) -> ac.ImaginedSteps:
+  """Cuts the `count` imagined steps from step `first` on out of a dream, [count, B', ...]."""
+  imagined = ac.ImaginedSteps(dream.read, dream.choice, dream.mask)
+  cut: ac.ImaginedSteps = jax.tree.map(
+    lambda x: jax.lax.dynamic_slice_in_dim(x, first, count), imagined
   )
-
-
-def steps(
-  actor_critic: ac.ActorCritic, dream: Dream, history: Tree, first: jax.Array | int, count: int
-) -> ac.ImaginedSteps:
-  """Cuts consecutive imagined steps out of a dream.
-
-  Args:
-    actor_critic: the actor-critic, which cuts its context module's history.
-    dream: the dream.
-    history: the context module's history of the dream, from `history`.
-    first: index of the first step.
-    count: number of steps, static.
-
-  Returns:
-    The steps, [count, B', ...].
-  """
-  cut = lambda x: jax.lax.dynamic_slice_in_dim(x, first, count)
-  return ac.ImaginedSteps(
-    features=jax.tree.map(cut, dream.features),
-    history=actor_critic.context.cut(history, first, count),
-    choice=cut(dream.choice),
-    mask=cut(dream.mask),
-  )
+  return cut
 
 
 def starts(
-  actor_critic: ac.ActorCritic,
-  params: Tree,
-  replayed: rssm.Step,
+  read: sockets.PolicyInputs,
+  latent: rssm.Latent,
   last: jax.Array,
   novelty: jax.Array,
   keys: jax.Array,
   *,
   num_steps: int | None,
   even: bool = False,
-) -> tuple[Start, Tree]:
+) -> Start:
   """Picks steps of real sequences at which imagination begins.
 
   Args:
-    actor_critic: the actor-critic, for its context module.
-    params: parameters of the actor-critic.
-    replayed: [T, B] steps.
+    read: [T, B, ...], what actors and critics read at the steps, from `ActorCritic.along`.
+    latent: [T, B, ...], their latents.
     last: [T, B] bool, steps that end an episode.
     novelty: [T, B] float32, novelty of the transitions to the steps.
     keys: [B] PRNG keys, one for each sequence.
@@ -359,8 +310,8 @@ def starts(
       of the starts has as many of each sequence.
 
   Returns:
-    B' = B x num_steps starts (B x T for None), and the context module's history of the sequences. Starts
-    are ordered by their number within a sequence first, so that halves do not depend on the batching.
+    B' = B x num_steps starts (B x T for None), ordered by their number within a sequence first, so that
+    halves do not depend on the batching.
   """
   total, batch = last.shape
   count = total if num_steps is None else min(num_steps, total)
@@ -376,27 +327,17 @@ def starts(
     step = jax.vmap(lambda key: jax.random.permutation(key, total)[:count])(keys[:, 0])
   step = step.T  # [count, B]
   stream = jnp.broadcast_to(jnp.arange(batch), step.shape)
-
-  context = actor_critic.context
-  begins = replayed.first.at[0].set(True)
-  inputs = context.inputs(params, replayed, novelty)
-  history = context.replayed(replayed.features, inputs, begins)
-  merge = lambda x: x.reshape(count * batch, *x.shape[2:])
-  pick = lambda x: merge(x[step, stream])
+  pick = lambda x: x[step, stream].reshape(count * batch, *x.shape[2:])
   dream_keys = jax.vmap(jax.random.fold_in)(
     jnp.tile(keys[:, 1], count), jnp.repeat(jnp.arange(count), batch)
   )
-  start = Start(
-    latent=jax.tree.map(pick, replayed.latent),
-    features=jax.tree.map(pick, replayed.features),
+  return Start(
+    latent=jax.tree.map(pick, latent),
+    read=jax.tree.map(pick, read),
     novelty=pick(novelty),
-    begins=pick(begins),
-    memory=context.memory_at(history, merge(step), merge(stream)),
-    context_inputs=jax.tree.map(pick, inputs),
     weight=1.0 - pick(last).astype(jnp.float32),
     keys=dream_keys,
   )
-  return start, history
 
 
 def remembered(
@@ -406,35 +347,22 @@ def remembered(
   start: Start,
   update: jax.Array,
 ) -> Start:
-  """Lets a share of `memory_dream_share` of the dreams begin at entries of the episodic memory.
+  """Lets some of the dreams begin at steps of a memory, see `Memory.begin`; others begin as they did.
 
-  Their latents are of the replayed steps that wrote or last renewed the entries; what memory recalls there
-  is read anew, as acting would. The context module knows no steps before. Without an entry whose
-  latent is fresh, see `EpisodicMemory.seeds`, dreams begin as they did.
+  The context module knows no steps before such a step.
 
   Args:
-    model: the world model.
+    model: the world model, which has a memory.
     actor_critic: the actor-critic, for its context module.
-    params: parameters of the agent, with the memory's ring.
+    params: parameters of the agent, with what the memory holds.
     start: the starts of the batch.
     update: [] int32, number of the update.
   """
-  memory, ring, rssm_ = model.networks.memory, params[memory_lib.NAME], model.rssm
+  memory, rssm_ = model.networks.memory, model.rssm
   assert memory is not None
   # The rollout splits these keys in two, which are what folding in 0 and 1 gives.
   keys = jax.vmap(lambda key: jax.random.fold_in(key, 2))(start.keys)
-  share, which = jax.vmap(lambda key: jax.random.uniform(key, (2,)), out_axes=1)(keys)
-  entry, is_any = memory.seeds(ring, which, update)
-  takes = is_any & (share < model.config.memory_dream_share)
-  kept = {name: x[entry] for name, x in ring['start'].items()}
-  previous = kept.pop('previous').astype(rssm_.dtype)
-  latent = rssm.Latent(
-    deterministic=kept['deterministic'].astype(rssm_.dtype),
-    stochastic=kept['stochastic'].astype(rssm_.dtype),
-    numbers=kept['numbers'],
-    recalled=memory.recalled(memory.read(ring, ring['key'][entry])),
-    slots=kept['slots'].astype(rssm_.dtype) if 'slots' in kept else None,
-  )
+  takes, latent, previous = memory.begin(params[world_model.MEMORY], keys, update)
   features = rssm_.features(params['world_model'], latent, previous)
   first = jnp.zeros(takes.shape, bool)
   priors = rssm_.prior(params['world_model'], latent.deterministic, previous, first)
@@ -442,10 +370,10 @@ def remembered(
   novelty = model.novelty(step)
   found = {
     'latent': latent,
-    'features': features,
+    'read': actor_critic.read(
+      params['actor_critic'], start.read.memory, step, novelty, begins=~first
+    ),
     'novelty': novelty,
-    'begins': ~first,  # so the context module ignores its memory of the replayed step
-    'context_inputs': actor_critic.context.inputs(params['actor_critic'], step, novelty),
     'weight': jnp.ones(takes.shape),
   }
   mix = lambda new, old: jnp.where(takes.reshape(-1, *[1] * (old.ndim - 1)), new, old)

@@ -1,4 +1,4 @@
-"""Intrinsic motivation: competence on two timescales, boredom, the horizon, and when to explore.
+"""Intrinsic motivation: improvement on two timescales, boredom, the horizon, and when to explore.
 
 All arithmetic is float32: in bfloat16, rounding would dominate slow averages.
 """
@@ -40,14 +40,14 @@ class Motivation(NamedTuple):
     horizon: [] int32, imagination horizon in steps.
     novelty_fast: [] float32, fast moving average of novelty, bias-corrected.
     novelty_slow: [] float32, slow moving average of novelty, bias-corrected.
-    competence: [] float32 in [0, 1], learning progress: relative fall of novelty, see `update`.
+    improvement: [] float32 in [0, 1], relative fall of novelty, see `update`.
     boredom: [] float32 in [0, 1].
   """
 
   horizon: jax.Array
   novelty_fast: jax.Array
   novelty_slow: jax.Array
-  competence: jax.Array
+  improvement: jax.Array
   boredom: jax.Array
 
 
@@ -69,14 +69,14 @@ def update(
   *,
   trained: jax.Array | bool = True,
 ) -> tuple[IntrinsicState, Motivation]:
-  """Updates competence, boredom and horizon with the novelty of one batch.
+  """Updates improvement, boredom and horizon with the novelty of one batch.
 
     C <- (1 - alpha) C + alpha novelty, corrected by 1 - (1 - alpha)^num_updates  (as in Adam)
-    competence = clip( max(C_slow - C_fast, C_fast - max C_slow) / C_slow, 0, 1)
-    boredom <- clip( boredom + rise if competence < threshold else boredom - fall, 0, 1)
+    improvement = clip( max(C_slow - C_fast, C_fast - max C_slow) / C_slow, 0, 1)
+    boredom <- clip( boredom + BOREDOM_RISE if improvement < LEAST_IMPROVEMENT else boredom - BOREDOM_FALL, 0, 1)
     horizon = round( H_max - boredom (H_max - H_min) )
 
-  C_fast and C_slow both follow the first line, with alpha = COMPETENCE_FAST and COMPETENCE_SLOW.
+  C_fast and C_slow both follow the first line, with alpha = IMPROVEMENT_FAST and IMPROVEMENT_SLOW.
   Without the correction the fast average would lead during the first updates. Novelty that falls
   shows that the model learns, and so does novelty above its maximum: it rises at first, while the
   members learn how far they err, and later where observations of a new kind are found.
@@ -84,7 +84,7 @@ def update(
   Args:
     state: the state before the batch.
     novelty: [] float32, mean over the batch, equal on all replicas.
-    config: config of the agent, with threshold, rise, fall and horizons.
+    config: config of the agent, with the horizons.
     trained: [] bool, whether warm-up is over. Before, the maximum stays 0, since the novelty of an
       untrained model is large everywhere; so boredom does not rise either.
 
@@ -93,22 +93,21 @@ def update(
   """
   novelty = novelty.astype(jnp.float32)
   num_updates = state.num_updates + 1
-  fast = state.fast + dreamer_config.COMPETENCE_FAST * (novelty - state.fast)
-  slow = state.slow + dreamer_config.COMPETENCE_SLOW * (novelty - state.slow)
+  fast = state.fast + dreamer_config.IMPROVEMENT_FAST * (novelty - state.fast)
+  slow = state.slow + dreamer_config.IMPROVEMENT_SLOW * (novelty - state.slow)
   # expm1 and log1p: 1 - (1 - 0.005)^1 loses digits in float32.
   correct = lambda value, rate: value / -jnp.expm1(num_updates * jnp.log1p(-jnp.float32(rate)))
-  corrected_fast = correct(fast, dreamer_config.COMPETENCE_FAST)
-  corrected_slow = correct(slow, dreamer_config.COMPETENCE_SLOW)
+  corrected_fast = correct(fast, dreamer_config.IMPROVEMENT_FAST)
+  corrected_slow = correct(slow, dreamer_config.IMPROVEMENT_SLOW)
   largest = jnp.where(trained, jnp.maximum(state.largest, corrected_slow), 0.0)
-  progress = jnp.maximum(corrected_slow - corrected_fast, corrected_fast - largest)
-  competence = jnp.clip(progress / (corrected_slow + 1e-8), 0.0, 1.0)
-  change = jnp.where(
-    competence < config.boredom_threshold, config.boredom_rise, -config.boredom_fall
-  )
+  difference = jnp.maximum(corrected_slow - corrected_fast, corrected_fast - largest)
+  improvement = jnp.clip(difference / (corrected_slow + 1e-8), 0.0, 1.0)
+  is_bored = improvement < dreamer_config.LEAST_IMPROVEMENT
+  change = jnp.where(is_bored, dreamer_config.BOREDOM_RISE, -dreamer_config.BOREDOM_FALL)
   boredom = jnp.clip(state.boredom + change, 0.0, 1.0)
   horizon = jnp.round(config.horizon_max - boredom * (config.horizon_max - config.horizon_min))
   return IntrinsicState(fast, slow, largest, boredom, num_updates), Motivation(
-    horizon.astype(jnp.int32), corrected_fast, corrected_slow, competence, boredom
+    horizon.astype(jnp.int32), corrected_fast, corrected_slow, improvement, boredom
   )
 
 

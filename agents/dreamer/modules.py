@@ -14,10 +14,8 @@ from dm_env import specs
 
 from hephaestus.agents import distributions, networks
 from hephaestus.agents import observation as observation_lib
-from hephaestus.agents.dreamer import config as dreamer_config
-from hephaestus.agents.dreamer import memory as memory_lib
+from hephaestus.agents.dreamer import novelty, sockets
 from hephaestus.agents.dreamer import numbers as numbers_lib
-from hephaestus.agents.dreamer import slots as slots_lib
 
 Tree = Any
 
@@ -36,6 +34,9 @@ AVERAGES = (STATISTICS, AVERAGE_CHANGE, OF_REWARDS)
 MEMBERS = ('prior', CHANGE)
 """Networks of which each member of the ensemble has its own."""
 
+REWARD, CONTINUE, MASK = 'reward', 'continue', 'mask'
+"""Names of the heads: of the reward, of the episode's continuation, and of the legal actions."""
+
 
 class Features(NamedTuple):
   """Inputs of the heads at a step, in the compute dtype; each head reads some of them.
@@ -46,9 +47,9 @@ class Features(NamedTuple):
 
   Attributes:
     state: [..., S], the GRU's state h, and the stochastic state z if there are images.
-    numbers: [..., I], inputs of the observation's numbers, see `Numbers.inputs`, and its slots, if any.
+    numbers: [..., I], inputs of the observation's numbers, see `Numbers.inputs`, and any percept.
     transition: [..., C + R], action and embedded numbers of the step before, and what was recalled there.
-    recalled: [..., R], what the episodic memory recalls at the step, see `EpisodicMemory.recalled`.
+    recalled: [..., R], what a memory recalls at the step, see `sockets.Memory`.
   """
 
   state: jax.Array
@@ -62,14 +63,16 @@ class Networks:
   """The networks of one environment's world model.
 
   Attributes:
-    config: sizes and constants.
+    config: sizes and constants, a `DreamerConfig` with options of the guests.
     observation_spec: tree of `dm_env.specs.Array`.
     action_spec: see `distributions.Actions`.
+    guests: what is plugged in; it decides what is part of a state.
   """
 
-  config: dreamer_config.DreamerConfig
+  config: Any
   observation_spec: Any
   action_spec: specs.BoundedArray
+  guests: sockets.Guests = sockets.NO_GUESTS
 
   @functools.cached_property
   def actions(self) -> distributions.Actions:
@@ -77,7 +80,7 @@ class Networks:
 
   @functools.cached_property
   def codec(self) -> observation_lib.Codec:
-    if self.config.slots:
+    if self.guests.perception:
       return observation_lib.Codec(observation_lib.as_images(self.observation_spec), cnn=True)
     return observation_lib.Codec(self.observation_spec, cnn=self.config.image_channels > 0)
 
@@ -87,50 +90,34 @@ class Networks:
     return numbers_lib.Numbers(self.codec.flat_spec)
 
   @functools.cached_property
-  def slots(self) -> slots_lib.Slots | None:
-    """The slots of the observation's image; None where `config.slots` is 0.
-
-    Raises:
-      ValueError: the observation does not have just one image.
-    """
-    config, images = self.config, self.codec.image_specs
-    if not config.slots:
-      return None
-    if len(images) != 1:
-      least = observation_lib.SMALLEST_IMAGE
-      raise ValueError(
-        f'agent.slots={config.slots}: slots are of one image, [height, width, channels] of at least {least} '
-        f'x {least}, and this observation has {len(images) or "none"}; set agent.slots=0'
-      )
-    context = config.deterministic_size + self.latent_size + self.previous_size
-    return slots_lib.Slots(
-      images[0].shape, config.slots, config.slot_size, context, config.hidden_size, config.dtype
-    )
+  def perception(self) -> sockets.Perception | None:
+    """The perception of the observation's image; ValueError where its specs do not fit."""
+    return self.guests.perception(self) if self.guests.perception else None
 
   @property
   def cnn_specs(self) -> list[specs.Array]:
-    """Specs of the images that CNNs encode and decode; none with slots."""
-    return [] if self.config.slots else self.codec.image_specs
+    """Specs of the images that CNNs encode and decode; none with a perception."""
+    return [] if self.guests.perception else self.codec.image_specs
 
   @functools.cached_property
-  def memory(self) -> memory_lib.EpisodicMemory | None:
-    """The episodic memory; None where `memory_size` is 0."""
-    size, ttl = self.config.memory_size, self.config.memory_ttl
-    if not size:
-      return None
-    starts = {
-      'deterministic': self.config.deterministic_size,
-      'stochastic': self.latent_size,
-      'numbers': self.numbers.size,
-      'previous': self.previous_size,
-    } | ({'slots': self.slots_width} if self.slots else {})
-    kept = starts if self.config.memory_dream_share else {}
-    return memory_lib.EpisodicMemory(size, ttl, self.actions, self.numbers, self.codec, kept)
+  def memory(self) -> sockets.Memory | None:
+    return self.guests.memory(self) if self.guests.memory else None
+
+  @functools.cached_property
+  def context(self) -> sockets.Context:
+    """The context module; ValueError where the environment's specs do not fit it."""
+    return (self.guests.context or sockets.Context)(self)
+
+  @functools.cached_property
+  def rewards(self) -> dict[str, type[sockets.Reward]]:
+    """The classes of the intrinsic rewards that are on, by name, in the order of the critic's heads."""
+    kinds: dict[str, type[sockets.Reward]] = {novelty.NAME: novelty.Novelty, **self.guests.rewards}
+    return {name: kind for name, kind in kinds.items() if kind.weight(self.config) > 0}
 
   @property
   def recalled_size(self) -> int:
-    """R, width of the inputs that the episodic memory gives at a step; 0 without a memory."""
-    return self.memory.recalled_size if self.memory else 0
+    """R, width of what a memory recalls at a step; 0 without a memory."""
+    return self.memory.width if self.memory else 0
 
   def warnings(self) -> list[str]:
     """A line for each limit of `observation`, such as MAX_CELLS, that an observation exceeds."""
@@ -162,17 +149,17 @@ class Networks:
 
   @property
   def embedding_size(self) -> int:
-    """E, width of the embedding of an observation's numbers and slots; 0 if it has only images for CNNs."""
-    return self.config.hidden_size if self.numbers.size or self.config.slots else 0
+    """E, width of the embedding of an observation's numbers and percept; 0 if it has only images for CNNs."""
+    return self.config.hidden_size if self.numbers.size or self.guests.perception else 0
 
   @property
   def encoded_size(self) -> int:
-    """Width of an encoded observation: its embedded numbers and slots, and the features of CNNs."""
+    """Width of an encoded observation: its embedded numbers and percept, and the features of CNNs."""
     return self.embedding_size + self.config.hidden_size * len(self.cnn_specs)
 
   @property
   def previous_size(self) -> int:
-    """C, width of the inputs of a transition: the previous action, and embedded numbers and slots."""
+    """C, width of the inputs of a transition: the previous action, and embedded numbers and percept."""
     return self.actions.size + self.embedding_size
 
   @property
@@ -181,9 +168,9 @@ class Networks:
     return self.latent_size if self.cnn_specs else 0
 
   @property
-  def slots_width(self) -> int:
-    """Width of the slots in a state, 0 without slots."""
-    return self.slots.width if self.slots else 0
+  def percept_width(self) -> int:
+    """P, width of the percept in a state, 0 without a perception."""
+    return self.perception.width if self.perception else 0
 
   def empty_features(self, *axes: int) -> Features:
     """Features of zeros with the given leading axes."""
@@ -191,7 +178,7 @@ class Networks:
       state=jnp.zeros(
         (*axes, self.config.deterministic_size + self.inferred_size), self.config.dtype
       ),
-      numbers=jnp.zeros((*axes, self.numbers.input_size + self.slots_width), self.config.dtype),
+      numbers=jnp.zeros((*axes, self.numbers.input_size + self.percept_width), self.config.dtype),
       transition=jnp.zeros((*axes, self.previous_size + self.recalled_size), self.config.dtype),
       recalled=jnp.zeros((*axes, self.recalled_size), self.config.dtype),
     )
@@ -204,8 +191,8 @@ class Networks:
     head = functools.partial(networks.TwoTowers, config.hidden_size, 1, dtype=config.dtype)
     modules: dict[str, nn.Module] = {
       'prior': mlp(1, self.belief_outputs),
-      'reward': head(config.num_bins, 0.0),
-      'continue': head(1, 1.0),
+      REWARD: head(config.num_bins, 0.0),
+      CONTINUE: head(1, 1.0),
     }
     if self.embedding_size:
       modules['encoder'] = mlp(config.encoder_layers, raw=True)
@@ -218,7 +205,7 @@ class Networks:
       modules['image_encoder'] = networks.Encoder(mlp(1), channels)
       modules['image_decoder'] = networks.Decoder(mlp(1, 0), channels, shapes)
     if self.has_mask:
-      modules['mask'] = head(self.actions.size, 1.0)
+      modules[MASK] = head(self.actions.size, 1.0)
     return modules
 
   def _inputs(self, name: str) -> Any:
@@ -227,22 +214,29 @@ class Networks:
     state = self.config.deterministic_size
     belief = zeros(state + self.latent_size + self.previous_size)
     features = self.empty_features(1)
-    numbers = features.numbers
     inputs = {
-      'encoder': (numbers,),
+      'encoder': (features.numbers,),
       'image_encoder': (zeros(0), *(zeros(*spec.shape) for spec in self.cnn_specs)),
       'prior': (zeros(state + self.previous_size),),
       CHANGE: (zeros(state + self.previous_size),),
       'decoder': (belief,),
       'image_decoder': (belief,),
     }
-    return inputs.get(name, ((features.state, features.transition), (numbers,)))
+    return inputs.get(name, self._head_inputs(features))
+
+  def _head_inputs(self, features: Features) -> tuple[tuple[jax.Array, ...], ...]:
+    """Both inputs of a head, a `networks.TwoTowers`."""
+    return (features.state, features.transition), (features.numbers,)
+
+  def head(self, params: Tree, name: str, features: Features) -> jax.Array:
+    """Outputs of the head `name`, [..., outputs] in the compute dtype, at features [..., ...]."""
+    return self.apply(params, name, *self._head_inputs(features))
 
   def init(self, key: chex.PRNGKey, others: Mapping[str, tuple[nn.Module, Any]]) -> Tree:
     """Initial parameters by network, float32; parameters of MEMBERS, the ensemble, have a leading axis K.
 
-    Under the key STATISTICS: `numbers.initial_statistics`; under AVERAGE_CHANGE a copy of CHANGE; under
-    `slots.NAME` what `Slots.init` gives, if there are slots.
+    Under the key STATISTICS: `numbers.initial_statistics`; under AVERAGE_CHANGE a copy of CHANGE; under its
+    name those of the perception.
 
     Args:
       key: PRNG key.
@@ -250,7 +244,8 @@ class Networks:
     """
     modules = {name: (module, self._inputs(name)) for name, module in self.modules.items()}
     modules |= others
-    names = ('recurrence', 'posterior', *modules, *([slots_lib.NAME] if self.slots else []))
+    perception = self.perception
+    names = ('recurrence', 'posterior', *modules, *([perception.name] if perception else []))
     keys = dict(zip(names, jax.random.split(key, len(names)), strict=True))
     params = self._initial_cell(keys['recurrence'], keys['posterior'])
     for name, (module, inputs) in modules.items():
@@ -259,8 +254,8 @@ class Networks:
         params[name] = jax.vmap(init)(jax.random.split(keys[name], self.config.ensemble_size))
       else:
         params[name] = init(keys[name])
-    if self.slots:
-      params[slots_lib.NAME] = self.slots.init(keys[slots_lib.NAME])
+    if perception:
+      params[perception.name] = perception.init(keys[perception.name])
     if CHANGE in params:
       params[AVERAGE_CHANGE] = jax.tree.map(jnp.copy, params[CHANGE])
     return params | {STATISTICS: self.numbers.initial_statistics()}

@@ -212,13 +212,11 @@ class Binary(Kind):
     return numbers
 
   def inputs(self, numbers: jax.Array, statistics: Any) -> list[jax.Array]:
-    del statistics
     return [numbers]
 
   def predict(
     self, outputs: jax.Array, before: Before, statistics: Any
   ) -> tuple[jax.Array, jax.Array]:
-    del statistics
     gates, logits = jnp.split(outputs, 2, axis=-1)
     copy, was = before.copies(gates), before.numbers
     zero = copy * (1 - was) + (1 - copy) * jax.nn.sigmoid(-logits)
@@ -227,7 +225,6 @@ class Binary(Kind):
   def loss(
     self, predicted: tuple[jax.Array, jax.Array], numbers: jax.Array, statistics: Any
   ) -> jax.Array:
-    del statistics
     zero, one = predicted
     numbers = jnp.clip(numbers, 0.0, 1.0)
     return _divergence(1 - numbers, zero) + _divergence(numbers, one)
@@ -306,19 +303,16 @@ class Levels(Kind):
     return jnp.asarray(self.low) + self.step * (self.count - 1) * numbers
 
   def inputs(self, numbers: jax.Array, statistics: Any) -> list[jax.Array]:
-    del statistics
     levels = self._shares(numbers).reshape(*numbers.shape[:-1], -1)
     return [numbers, levels] if self.is_read else [numbers]
 
   def predict(self, outputs: jax.Array, before: Before, statistics: Any) -> jax.Array:
-    del statistics
     gates, logits = jnp.split(outputs, [len(self.indices)], axis=-1)
     copy = before.copies(gates)[..., None]
     levels = jax.nn.softmax(logits.reshape(*gates.shape, self.count), axis=-1)
     return copy * self._shares(before.numbers) + (1 - copy) * levels
 
   def loss(self, predicted: jax.Array, numbers: jax.Array, statistics: Any) -> jax.Array:
-    del statistics
     shares = self._shares(jnp.clip(numbers, 0.0, 1.0))
     return jnp.sum(_divergence(shares, predicted), axis=-1)
 
@@ -418,14 +412,12 @@ class Real(Kind):
     return jnp.sum(jnp.log1p(relative / 2), axis=-1)
 
   def expected(self, predicted: jax.Array, statistics: Any) -> jax.Array:
-    del statistics
     return predicted
 
   def sample(
     self, predicted: jax.Array, before: jax.Array, statistics: Any, noise: jax.Array
   ) -> jax.Array:
     """The means."""
-    del before, statistics, noise
     return predicted
 
   def wrong(self, numbers: jax.Array, others: jax.Array) -> jax.Array:
@@ -516,18 +508,6 @@ class Numbers:
     """Width of `inputs`."""
     read = sum((1 + kind.num_levels) * len(kind.indices) for kind in self.kinds)
     return read + observation_lib.view_size(self.spec)
-
-  @functools.cached_property
-  def parts(self) -> np.ndarray:
-    """[input_size] int, index of the observation's part, see `observation.parts`, of each of the `inputs`."""
-    found = observation_lib.parts(self.spec)
-    of_inputs = [np.zeros(0, int)]
-    for kind in self.kinds:
-      own = found.owner[kind.indices]
-      of_inputs += [own, np.repeat(own, kind.num_levels)]
-    leaves = jax.tree.leaves(observation_lib.without_mask(self.spec))
-    shown = [observation_lib.view_size(leaf) for leaf in leaves]
-    return np.concatenate([*of_inputs, np.repeat(found.of_views, shown)])
 
   @property
   def num_changes(self) -> int:
@@ -667,26 +647,13 @@ class Numbers:
     """
     inputs = lambda x: self._without_views(x.astype(jnp.float32), statistics)
     difference = inputs(numbers) - inputs(before)
-    return difference @ self._directions
+    return difference @ self.directions
 
   @functools.cached_property
-  def _directions(self) -> np.ndarray:
+  def directions(self) -> np.ndarray:
     """[I, C] float32, the directions of changes in the I inputs other than views."""
     shape = self.input_size - observation_lib.view_size(self.spec), self.num_changes
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
-
-  def changes_of_inputs(self, change: Change) -> tuple[jax.Array, jax.Array]:
-    """Estimates the change of each of the I inputs other than views from changes along random directions.
-
-    Args:
-      change: predicted change, [..., C].
-
-    Returns:
-      Means and variances, [..., I] float32, in the (squared) units of `change`.
-    """
-    back = self._directions.T / self.num_changes  # the directions are nearly orthogonal
-    product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
-    return product(change.mean, back), product(change.variance, np.square(back))
 
   def expected(self, predicted: tuple[Any, ...], before: jax.Array, statistics: Any) -> jax.Array:
     """The predicted numbers, without noise, [..., F] float32: most likely values, means of real ones.

@@ -19,8 +19,8 @@ too, and latents carry the rest.
 
 CNNs encode and decode images, which are not part of the state: see `networks.Encoder`. Only then do
 sequence model and heads read z. Else x_t is the whole observation, and z_t would only add noise, which
-makes an observation of long ago harder to remember. With slots an image is part of the state, too: they
-are to it as x_t to the numbers, observed or imagined. See `slots`.
+makes an observation of long ago harder to remember. With a perception an image is part of the state, too:
+as a percept, which is to it as x_t to the numbers, observed or imagined. See `sockets.Perception`.
 """
 
 import dataclasses
@@ -33,10 +33,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from hephaestus.agents import experience, kernels, networks
-from hephaestus.agents.dreamer import memory as memory_lib
-from hephaestus.agents.dreamer import modules
+from hephaestus.agents.dreamer import modules, novelty
 from hephaestus.agents.dreamer import numbers as numbers_lib
-from hephaestus.agents.dreamer import slots as slots_lib
 
 Tree = Any
 FIRST = int(dm_env.StepType.FIRST)
@@ -52,16 +50,17 @@ class Latent(NamedTuple):
     deterministic: [..., H] h_t, the GRU's state, in the compute dtype.
     stochastic: [..., Z] z_t, a sample of the latent state, in the compute dtype.
     numbers: [..., F] float32 x_t, observed or imagined; see `numbers.Numbers`.
-    recalled: [..., R] float32, see `EpisodicMemory.recalled`, read at the step, in imagination at the start
-      of the rollout; None without an episodic memory, and in a stored state.
-    slots: [..., S D] in the compute dtype, slots of the image, observed or imagined; None without slots.
+    recalled: [..., R] float32, what a memory recalls at the step, in imagination at the start of the
+      rollout; None without a memory, and in a stored state.
+    percept: [..., P] in the compute dtype, what a perception makes of the image, observed or imagined; None
+      without a perception.
   """
 
   deterministic: jax.Array
   stochastic: jax.Array
   numbers: jax.Array
   recalled: jax.Array | None = None
-  slots: jax.Array | None = None
+  percept: jax.Array | None = None
 
 
 class Recurrent(NamedTuple):
@@ -76,14 +75,6 @@ class Recurrent(NamedTuple):
   action: jax.Array
 
 
-Moments = tuple[tuple[jax.Array, jax.Array, float], ...]
-"""Predictions of K members in groups (latents, changes of numbers).
-
-Each group has means and variances, [K, ..., F] float32, and the square of a usual difference: see
-`novelty.information_gain`.
-"""
-
-
 class Prior(NamedTuple):
   """The predictions of a step by all K members of the ensemble.
 
@@ -96,7 +87,7 @@ class Prior(NamedTuple):
   belief: Any
   change: numbers_lib.Change
 
-  def moments(self) -> Moments:
+  def moments(self) -> novelty.Moments:
     """Moments of latents, and of changes of numbers if any; input of novelty.
 
     A usual change, 1, counts as noise: in units of the noise that they predict, members disagree most
@@ -165,24 +156,25 @@ class RSSM:
   def perceive(
     self, params: Tree, observation: Tree, before: jax.Array | None, first: jax.Array
   ) -> jax.Array | None:
-    """The slots of observed steps [T, B, ...], [T, B, S D], after slots [B, S D]; None without slots."""
-    if self.networks.slots is None or before is None:
+    """The percepts of observed steps [T, B, ...], [T, B, P], after [B, P]; None without a perception."""
+    perception = self.networks.perception
+    if perception is None or before is None:
       return None
     _, image = self.networks.codec.encode(observation)
-    return self.networks.slots.observe(params[slots_lib.NAME], image, before, first)[0]
+    return perception.observe(params[perception.name], image, before, first)[0]
 
   def encoder(
-    self, params: Tree, observation: Tree, slots: jax.Array | None = None
+    self, params: Tree, observation: Tree, percept: jax.Array | None = None
   ) -> tuple[jax.Array, jax.Array]:
     """The numbers x_t of observations, [..., F], and [e_t, image features], [..., encoded].
 
     Args:
       params: parameters of the world model.
       observation: tree of [..., *shape] arrays.
-      slots: [..., S D], from `perceive`.
+      percept: [..., P], from `perceive`.
     """
     numbers = self.networks.numbers.read(observation)
-    parts = [self.embed(params, numbers, slots)]
+    parts = [self.embed(params, numbers, percept)]
     if self.networks.cnn_specs:
       _, *images = self.networks.codec.encode(observation)
       parts.append(self.networks.apply(params, 'image_encoder', numbers[..., :0], *images))
@@ -258,13 +250,13 @@ class RSSM:
   ) -> tuple[jax.Array, list[jax.Array]]:
     """Outputs for `Numbers.predict`, [..., outputs], and images, [..., H, W, C] each; float32.
 
-    An image of slots is painted from the slots of the latent, if it has them.
+    The image of a percept is painted from it.
     """
-    inputs = self._decoded(latent, previous)
+    inputs = self.decoder_inputs(latent, previous)
     outputs, images = jnp.zeros((*inputs.shape[:-1], 0)), []
     if self.networks.numbers.size:
       outputs = self.networks.apply(params, 'decoder', inputs).astype(jnp.float32)
-    if latent.slots is not None:
+    if latent.percept is not None:
       images = [self.paint(params, latent)[0]]
     elif self.networks.cnn_specs:
       pixels = self.networks.apply(params, 'image_decoder', inputs).astype(jnp.float32)
@@ -274,25 +266,27 @@ class RSSM:
     return outputs, images
 
   def paint(self, params: Tree, latent: Latent) -> tuple[jax.Array, jax.Array]:
-    """The image and the masks of the latent's slots, which there must be; see `Slots.paint`."""
-    assert self.networks.slots is not None and latent.slots is not None
-    return self.networks.slots.paint(params[slots_lib.NAME], latent.slots)
+    """The image and the masks of the latent's percept, which there must be; see `Perception.paint`."""
+    perception = self.networks.perception
+    assert perception is not None and latent.percept is not None
+    return perception.paint(params[perception.name], latent.percept)
 
   def follow(
     self, params: Tree, before: jax.Array | None, latent: Latent, previous: jax.Array
   ) -> jax.Array | None:
-    """The slots of a step as predicted, [..., S D], whatever the slots of its latent; None without slots.
+    """The percept of a step as predicted, [..., P], whatever its latent has; None without a perception.
 
     Args:
       params: parameters of the world model.
-      before: [..., S D], slots of the step before.
+      before: [..., P], percept of the step before.
       latent: [..., H] and [..., Z] of the step.
       previous: [..., C], inputs of the transition to the step.
     """
-    if self.networks.slots is None or before is None:
+    perception = self.networks.perception
+    if perception is None or before is None:
       return None
-    context = self._decoded(latent, previous)
-    return self.networks.slots.imagine(params[slots_lib.NAME], before, context)
+    context = self.decoder_inputs(latent, previous)
+    return perception.imagine(params[perception.name], before, context)
 
   # Inputs of the equations.
 
@@ -303,7 +297,7 @@ class RSSM:
       deterministic=jnp.zeros((batch, sizes.config.deterministic_size), self.dtype),
       stochastic=jnp.zeros((batch, sizes.latent_size), self.dtype),
       numbers=jnp.zeros((batch, sizes.numbers.size), jnp.float32),
-      slots=jnp.zeros((batch, sizes.slots_width), self.dtype) if sizes.slots else None,
+      percept=jnp.zeros((batch, sizes.percept_width), self.dtype) if sizes.perception else None,
     )
     return Recurrent(latent, jnp.zeros((batch, sizes.actions.size), jnp.float32))
 
@@ -332,11 +326,11 @@ class RSSM:
       'belief': posterior['output'],
     }
 
-  def embed(self, params: Tree, numbers: jax.Array, slots: jax.Array | None = None) -> jax.Array:
-    """The embedding e, [..., E], of [..., F] numbers and [..., S D] slots."""
+  def embed(self, params: Tree, numbers: jax.Array, percept: jax.Array | None = None) -> jax.Array:
+    """The embedding e, [..., E], of [..., F] numbers and a [..., P] percept."""
     if not self.networks.embedding_size:
       return jnp.zeros((*numbers.shape[:-1], 0), self.dtype)
-    return self.networks.apply(params, 'encoder', self.read(params, numbers, slots))
+    return self.networks.apply(params, 'encoder', self.read(params, numbers, percept))
 
   def features(
     self, params: Tree, latent: Latent, previous: jax.Array, before: jax.Array | None = None
@@ -355,7 +349,7 @@ class RSSM:
     before = jnp.zeros_like(recalled) if before is None else before
     return modules.Features(
       state=jnp.concatenate([latent.deterministic, *self._inferred(latent)], axis=-1),
-      numbers=self.read(params, latent.numbers, latent.slots),
+      numbers=self.read(params, latent.numbers, latent.percept),
       transition=jnp.concatenate([previous, before.astype(self.dtype)], axis=-1),
       recalled=recalled.astype(self.dtype),
     )
@@ -379,21 +373,21 @@ class RSSM:
       observation: tree of [B, ...] arrays.
       first: [B] bool, whether the step is FIRST, which clears the state.
       noise: [B, ...] from `noise`, or None for the mode.
-      recalled: [B, R] float32, see `EpisodicMemory.recalled`; None without an episodic memory.
+      recalled: [B, R] float32, from a memory; None without one.
     """
     matrices = self.cast(self.matrices(params))
     latent, action = recurrent = _cleared(recurrent, first)
-    embedding = self.embed(params, latent.numbers, latent.slots)
+    embedding = self.embed(params, latent.numbers, latent.percept)
     previous = self._previous(action, embedding, first)
     one_step = jax.tree.map(lambda x: x[None], (observation, first))
-    slots = self.perceive(params, one_step[0], latent.slots, one_step[1])
-    slots = None if slots is None else slots[0]
-    numbers, encoded = self.encoder(params, observation, slots)
+    percept = self.perceive(params, one_step[0], latent.percept, one_step[1])
+    percept = None if percept is None else percept[0]
+    numbers, encoded = self.encoder(params, observation, percept)
     deterministic = self.sequence_model(params, matrices, recurrent, self._embedding(previous))
     belief = self.posterior(params, matrices, deterministic, encoded)
     stochastic = self._sample(belief, noise)
     priors = self.prior(params, deterministic, previous, first)
-    latent = Latent(deterministic, stochastic, numbers, recalled, slots)
+    latent = Latent(deterministic, stochastic, numbers, recalled, percept)
     return Step(latent, self.features(params, latent, previous), previous, belief, priors, first)
 
   def imagine(
@@ -417,7 +411,7 @@ class RSSM:
       novel: the B'' rollouts of which the step has the priors of all members, [K, B'', ...].
     """
     before = recurrent.latent.numbers
-    embedding = self.embed(params, before, recurrent.latent.slots)
+    embedding = self.embed(params, before, recurrent.latent.percept)
     previous = jnp.concatenate([recurrent.action.astype(self.dtype), embedding], axis=-1)
     deterministic = self.sequence_model(params, self.cast(matrices), recurrent, embedding)
     known = jnp.concatenate([deterministic, previous], axis=-1)
@@ -431,8 +425,8 @@ class RSSM:
     imagined = self._imagined_numbers(
       params, latent, previous, None if noise is None else noise.numbers
     )
-    slots = self.follow(params, recurrent.latent.slots, latent, previous)
-    latent = latent._replace(numbers=imagined, slots=slots)
+    percept = self.follow(params, recurrent.latent.percept, latent, previous)
+    latent = latent._replace(numbers=imagined, percept=percept)
     features = self.features(params, latent, previous, recurrent.latent.recalled)
     priors = self._prior(params, outputs[:, novel], known[novel])
     return Step(latent, features, previous, followed, priors, jnp.zeros(batch, bool))
@@ -450,25 +444,24 @@ class RSSM:
       params: parameters of the world model.
       keys: [B] PRNG keys, one for each sequence, so that the result does not depend on the batching.
       sequence: [T, B, ...], `initial_state` being a `Recurrent`.
-      recalled: [T, B, R] float32, see `EpisodicMemory.recalled`; None without an episodic memory.
+      recalled: [T, B, R] float32, from a memory; None without one.
     """
     num_steps, batch = sequence.reward.shape
     first = sequence.step_type == FIRST
     noise = jax.vmap(
       lambda key: jax.vmap(self.noise)(jax.random.split(key, num_steps)), out_axes=1
     )(keys)
-    initial = self.initial(batch)
-    if self.networks.config.stored_state:
-      initial = jax.tree.map(lambda x, like: x.astype(like.dtype), sequence.initial_state, initial)
+    like = self.initial(batch)
+    initial = jax.tree.map(lambda x, like: x.astype(like.dtype), sequence.initial_state, like)
 
-    slots = self.perceive(params, sequence.observation, initial.latent.slots, first)
-    numbers, encoded = self.encoder(params, sequence.observation, slots)
+    percept = self.perceive(params, sequence.observation, initial.latent.percept, first)
+    numbers, encoded = self.encoder(params, sequence.observation, percept)
     embedding = encoded[..., : self.networks.embedding_size]
     action = self.networks.actions.encode(sequence.action)
     shifted = lambda before, x: jnp.concatenate([before[None], x[:-1]])
     previous = self._previous(
       shifted(initial.action, action),
-      shifted(self.embed(params, initial.latent.numbers, initial.latent.slots), embedding),
+      shifted(self.embed(params, initial.latent.numbers, initial.latent.percept), embedding),
       first,
     )
     known = {'recurrence': self._embedding(previous), 'posterior': encoded}
@@ -481,9 +474,8 @@ class RSSM:
       latent = Latent(deterministic, self._sample(belief, noise), numbers)
       return Recurrent(latent, action), (latent, belief)
 
-    initial = initial._replace(
-      latent=initial.latent._replace(slots=None)
-    )  # observed before the loop
+    # The percepts have been observed before the loop.
+    initial = initial._replace(latent=initial.latent._replace(percept=None))
     _, (latent, belief) = kernels.scan(
       step,
       min(UNROLL, num_steps),
@@ -494,10 +486,10 @@ class RSSM:
       initial,
       (action, numbers, first, noise),
     )
-    latent = latent._replace(recalled=recalled, slots=slots)
+    latent = latent._replace(recalled=recalled, percept=percept)
     return Step(
       latent=latent,
-      features=self.features(params, latent, previous, memory_lib.before(recalled, first)),
+      features=self.features(params, latent, previous, _recalled_before(recalled, first)),
       previous=previous,
       belief=belief,
       priors=self.prior(params, latent.deterministic, previous, first),  # outside of the loop
@@ -510,7 +502,7 @@ class RSSM:
     previous = jnp.concatenate([action.astype(self.dtype), embedding], axis=-1)
     return jnp.where(first[..., None], 0, previous).astype(self.dtype)
 
-  def _decoded(self, latent: Latent, previous: jax.Array) -> jax.Array:
+  def decoder_inputs(self, latent: Latent, previous: jax.Array) -> jax.Array:
     """Inputs of whatever predicts an observation from the model's belief, [..., H + Z + C]."""
     return jnp.concatenate([latent.deterministic, latent.stochastic, previous], axis=-1)
 
@@ -577,20 +569,14 @@ class RSSM:
       return numbers.expected(predicted, before, statistics)
     return numbers.sample(predicted, before, statistics, noise)
 
-  def read(self, params: Tree, numbers: jax.Array, slots: jax.Array | None = None) -> jax.Array:
-    """Inputs of a network from numbers and slots, in the compute dtype.
+  def read(self, params: Tree, numbers: jax.Array, percept: jax.Array | None = None) -> jax.Array:
+    """Inputs of a network, [..., I + P] in the compute dtype, from numbers [..., F] and percepts [..., P].
 
-    Args:
-      params: parameters of the world model.
-      numbers: [..., F].
-      slots: [..., S D]; None without slots.
-
-    Returns:
-      [..., I + S D], with I the `Numbers.input_size`.
+    I is `Numbers.input_size`; without a perception P is 0.
     """
     statistics = jax.lax.stop_gradient(params[modules.STATISTICS])
     inputs = self.networks.numbers.inputs(numbers, statistics).astype(self.dtype)
-    return inputs if slots is None else jnp.concatenate([inputs, slots], axis=-1)
+    return inputs if percept is None else jnp.concatenate([inputs, percept], axis=-1)
 
 
 def _cleared(recurrent: Recurrent, first: jax.Array) -> Recurrent:
@@ -598,6 +584,14 @@ def _cleared(recurrent: Recurrent, first: jax.Array) -> Recurrent:
   clear = lambda x: jnp.where(first[:, None], 0, x).astype(x.dtype)
   cleared: Recurrent = jax.tree.map(clear, recurrent)
   return cleared
+
+
+def _recalled_before(recalled: jax.Array | None, first: jax.Array) -> jax.Array | None:
+  """Shifts [T, B, R], recalled at each step, to the step after; zeros at FIRST and at step 0."""
+  if recalled is None:
+    return None
+  shifted = jnp.concatenate([jnp.zeros_like(recalled[:1]), recalled[:-1]])
+  return jnp.where(first[..., None], 0.0, shifted)
 
 
 def _vectors(params: Tree) -> Tree:

@@ -1,34 +1,19 @@
 """Targets of actors and critics: rewards of the critic's heads, returns, and scaled advantages."""
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from hephaestus.agents.dreamer import actor_critic as ac
 from hephaestus.agents.dreamer import dream as dream_lib
-from hephaestus.agents.dreamer.rewards import reward as reward_lib
+from hephaestus.agents.dreamer import sockets
 
 Metrics = dict[str, jax.Array]
 
 
-class Batch(NamedTuple):
-  """Reductions over a whole batch, which may be spread over devices; the learner knows how.
-
-  Attributes:
-    mean: array [...] of one part of the batch -> its mean over all parts, [...].
-    largest: array [...] of one part -> its maximum over all parts, [...].
-    gather: array [...] of one part -> the arrays of all P parts, [P, ...].
-  """
-
-  mean: Callable[[jax.Array], jax.Array]
-  largest: Callable[[jax.Array], jax.Array]
-  gather: Callable[[jax.Array], jax.Array]
-
-
 def head_rewards(
-  kinds: Mapping[str, reward_lib.Reward],
+  kinds: Mapping[str, sockets.Reward],
   task: jax.Array,
   rewards: Mapping[str, jax.Array],
   mean: Callable[[str, jax.Array], jax.Array],
@@ -51,7 +36,9 @@ def head_rewards(
   return {ac.TASK: task, **centred}
 
 
-def weights(actor_critic: ac.ActorCritic, dreamt: dream_lib.Dream, batch: Batch) -> jax.Array:
+def weights(
+  actor_critic: ac.ActorCritic, dreamt: dream_lib.Dream, batch: sockets.Batch
+) -> jax.Array:
   """Weights of imagined steps, [H, B'], which sum to 1 over the dreams of each actor.
 
   Where the batch has several parts, the mean over parts of the sums is 1.
@@ -65,10 +52,10 @@ def weights(actor_critic: ac.ActorCritic, dreamt: dream_lib.Dream, batch: Batch)
 
 def imagined(
   actor_critic: ac.ActorCritic,
-  kinds: Mapping[str, reward_lib.Reward],
+  kinds: Mapping[str, sockets.Reward],
   scales: ac.Scales,
   dreamt: dream_lib.Dream,
-  batch: Batch,
+  batch: sockets.Batch,
 ) -> tuple[ac.Scales, ac.Targets, Metrics]:
   """Targets of H steps imagined from B' starts.
 

@@ -14,16 +14,15 @@ from dm_env import specs
 from hephaestus.agents import distributions, experience
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import config as dreamer_config
-from hephaestus.agents.dreamer import memory as memory_lib
-from hephaestus.agents.dreamer import modules
+from hephaestus.agents.dreamer import modules, sockets
+from hephaestus.agents.dreamer import novelty as novelty_lib
 from hephaestus.agents.dreamer import numbers as numbers_lib
 from hephaestus.agents.dreamer import rssm as rssm_lib
-from hephaestus.agents.dreamer import slots as slots_lib
-from hephaestus.agents.dreamer.rewards import novelty as novelty_lib
-from hephaestus.agents.dreamer.rewards import registry
-from hephaestus.agents.dreamer.rewards import reward as reward_lib
 
 Tree = Any
+
+MEMORY = 'memory'
+"""Name of what a memory holds, among the parameters of the agent; not trained."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,28 +33,30 @@ class WorldModel:
     config: sizes and constants.
     observation_spec: tree of `dm_env.specs.Array`.
     action_spec: see `distributions.Actions`.
+    guests: what is plugged in.
   """
 
   config: dreamer_config.DreamerConfig
   observation_spec: Any
   action_spec: specs.BoundedArray
+  guests: sockets.Guests = sockets.NO_GUESTS
 
   @functools.cached_property
   def networks(self) -> modules.Networks:
-    return modules.Networks(self.config, self.observation_spec, self.action_spec)
+    return modules.Networks(self.config, self.observation_spec, self.action_spec, self.guests)
 
   @functools.cached_property
   def rssm(self) -> rssm_lib.RSSM:
     return rssm_lib.RSSM(self.networks)
 
   @functools.cached_property
-  def rewards(self) -> dict[str, reward_lib.Reward]:
+  def rewards(self) -> dict[str, sockets.Reward]:
     """The intrinsic rewards that are on, by name.
 
     Raises:
       ValueError: the environment's specs do not fit one of them.
     """
-    return registry.make_rewards(self.rssm)
+    return {name: kind(self.rssm) for name, kind in self.networks.rewards.items()}
 
   def init(self, key: chex.PRNGKey) -> Tree:
     """Initial parameters, see `Networks.init`; with networks and statistics of intrinsic rewards."""
@@ -67,23 +68,13 @@ class WorldModel:
 
   def recall(
     self, params: Tree, observation: Tree, version: jax.Array | None = None
-  ) -> tuple[jax.Array | None, memory_lib.Recall | None]:
-    """Reads the episodic memory at some observations.
+  ) -> tuple[jax.Array | None, Any]:
+    """What a memory recalls at observations, see `Memory.recall`; None and None without a memory.
 
-    Args:
-      params: parameters of all parts of the agent, with the memory's ring.
-      observation: tree of [..., *shape] arrays.
-      version: see `memory.EpisodicMemory.read`.
-
-    Returns:
-      The inputs of networks, [..., R] float32, and the full result of the read; None and None without
-      a memory.
+    `params` are those of all parts of the agent.
     """
     memory = self.networks.memory
-    if memory is None:
-      return None, None
-    found = memory.read(params[memory_lib.NAME], memory.key(observation), version)
-    return memory.recalled(found), found
+    return (None, None) if memory is None else memory.recall(params[MEMORY], observation, version)
 
   # Steps.
 
@@ -94,7 +85,7 @@ class WorldModel:
     observation: Tree,
     first: jax.Array,
     noise: jax.Array | None,
-  ) -> tuple[rssm_lib.Step, memory_lib.Recall | None]:
+  ) -> tuple[rssm_lib.Step, Any]:
     """One observed step, as in acting; see `RSSM.observe`.
 
     Args:
@@ -105,7 +96,7 @@ class WorldModel:
       noise: [B, ...] from `RSSM.noise`, or None for the mode.
 
     Returns:
-      The step [B, ...], and the result of the read of the episodic memory; None without one.
+      The step [B, ...], and the second result of `recall`.
     """
     recalled, recall = self.recall(params, observation)
     world = params['world_model']
@@ -164,23 +155,20 @@ class WorldModel:
 
   def reward(self, params: Tree, features: modules.Features) -> distributions.TwoHot:
     """The predicted distribution of the reward that arrived at the step, [...]."""
-    logits = self._head(params, 'reward', features)
+    logits = self.networks.head(params, modules.REWARD, features)
     return distributions.TwoHot.from_logits(logits, self.config.bin_limit)
 
   def discount(self, params: Tree, features: modules.Features) -> jax.Array:
     """The predicted probability that the episode continues, [...] float32."""
-    return jax.nn.sigmoid(self._head(params, 'continue', features)[..., 0].astype(jnp.float32))
+    return jax.nn.sigmoid(
+      self.networks.head(params, modules.CONTINUE, features)[..., 0].astype(jnp.float32)
+    )
 
   def action_mask(self, params: Tree, features: modules.Features) -> jax.Array:
     """The actions predicted to be legal, [..., A] bool; all without a mask."""
     if not self.networks.has_mask:
       return jnp.ones((*features.state.shape[:-1], self.networks.actions.size), bool)
-    return self._head(params, 'mask', features) > 0
-
-  def _head(self, params: Tree, name: str, features: modules.Features) -> jax.Array:
-    """Outputs of the head `name`, [..., outputs] in the compute dtype, at features [..., ...]."""
-    inputs = (features.state, features.transition), (features.numbers,)
-    return self.networks.apply(params, name, *inputs)
+    return self.networks.head(params, modules.MASK, features) > 0
 
   def decode(
     self,
@@ -215,15 +203,15 @@ class WorldModel:
     params: Tree,
     keys: jax.Array,
     sequence: experience.Sequence,
-    value_loss: Callable[[modules.Features], jax.Array] = lambda features: jnp.zeros(()),
+    value_loss: Callable[[rssm_lib.Step], jax.Array] = lambda replayed: jnp.zeros(()),
     recalled: jax.Array | None = None,
   ) -> tuple[jax.Array, tuple[rssm_lib.Step, jax.Array, Tree, dict[str, jax.Array]]]:
     """The world model's loss on real sequences: the negative ELBO and auxiliary losses, in float32.
 
       reconstruction + reward_scale reward + continue + mask + value + intrinsic rewards
-        + mean_k [ m_k (b_dyn KL(sg q || p_k) + change_k) + b_rep max(free, KL(q || sg p_k)) ]
+        + mean_k [ m_k (KL(sg q || p_k) + change_k) + b_rep max(free, KL(q || sg p_k)) ]
 
-    averaged over [T, B], with q the posterior, p_k the prior of member k, b_dyn `dynamics_scale`, b_rep
+    averaged over [T, B], with q the posterior, p_k the prior of member k, b_rep
     `representation_scale`, free `free_nats`, and change_k the loss of a member's predicted changes of
     numbers. m_k is the bootstrap mask of (member, sequence), which the sequence's identity seeds, so that it
     is the same in every replay. No transition leads to FIRST, whose reward and change are not learned.
@@ -232,9 +220,9 @@ class WorldModel:
       params: parameters of the world model.
       keys: [B] PRNG keys, one for each sequence.
       sequence: batch of sequences, [T, B, ...].
-      value_loss: function of the features, [T, B, ...], the critic's loss []; its gradient makes
-        latents keep what later rewards depend on.
-      recalled: [T, B, R] float32, from the episodic memory; None without one.
+      value_loss: function of the steps, [T, B, ...], the critic's loss []; its gradient makes latents keep
+        what later rewards depend on.
+      recalled: [T, B, R] float32, from a memory; None without one.
 
     Returns:
       The loss [], and (steps [T, B, ...], predicted rewards [T, B], moments of numbers for `statistics`,
@@ -247,9 +235,7 @@ class WorldModel:
     reward = jnp.where(posterior.first, 0.0, -rewards.log_prob(sequence.reward))
     continues = self._continue_loss(params, features, sequence)
     mask = self._mask_loss(params, features, sequence)
-    learns = bootstrap_mask(
-      sequence.identity, self.config.ensemble_size, self.config.bootstrap_share
-    )
+    learns = bootstrap_mask(sequence.identity, self.config.ensemble_size)
     dynamics_kl, kl = self._kl(posterior, learns)
     change, change_moments = self._change_loss(params, posterior, sequence, learns)
     scaled_reward = self.config.reward_scale * reward
@@ -257,8 +243,8 @@ class WorldModel:
     of_rewards = [
       each.loss(params, keys, posterior, sequence, expected) for each in self.rewards.values()
     ]
-    slots_loss, slots_metrics = self._slots_loss(params, keys, posterior, sequence)
-    loss += value_loss(features) + sum(own_loss for own_loss, _ in of_rewards) + slots_loss
+    perception_loss, perceived = self._perception_loss(params, keys, posterior, sequence)
+    loss += value_loss(posterior) + sum(own_loss for own_loss, _ in of_rewards) + perception_loss
     metrics = {
       'loss': loss,
       'reconstruction': reconstruction.mean(),
@@ -270,7 +256,7 @@ class WorldModel:
       # A mean over all steps, since devices average it without their counts of other than FIRST.
       'kl_after_first': jnp.where(posterior.first, 0.0, dynamics_kl).mean(),
       **{name: x for _, own_metrics in of_rewards for name, x in own_metrics.items()},
-      **{f'{slots_lib.NAME}/{name}': x for name, x in slots_metrics.items()},
+      **perceived,
     }
     stop = jax.lax.stop_gradient
     return loss, (*stop((posterior, rewards.mean(), moments | change_moments)), metrics)
@@ -304,8 +290,8 @@ class WorldModel:
     if modules.OF_REWARDS not in params:
       return params
     statistics = {
-      name: self.rewards[name].updated(params, replayed, novelty, mean)
-      for name in params[modules.OF_REWARDS]
+      name: self.rewards[name].updated(statistics, replayed, novelty, mean)
+      for name, statistics in params[modules.OF_REWARDS].items()
     }
     return params | {modules.OF_REWARDS: statistics}
 
@@ -329,47 +315,33 @@ class WorldModel:
       numbers.expected(predicted, before, statistics),
     )
 
-  def _slots_loss(
+  def _perception_loss(
     self, params: Tree, keys: jax.Array, posterior: rssm_lib.Step, sequence: experience.Sequence
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Loss [] of the slots' image and of their prediction, and metrics [] by name; 0 without slots.
-
-    The image of PAINTED random steps of each sequence counts; the error of predicted slots is the squared
-    one, 0 at FIRST, to which no transition leads.
-    """
-    slots = posterior.latent.slots
-    if slots is None:
+    """Loss [] of the perception, and its metrics [] by name; 0 without one."""
+    perception, codec, percept = (
+      self.networks.perception, self.networks.codec, posterior.latent.percept
+    )  # fmt: skip
+    if perception is None or percept is None:
       return jnp.zeros(()), {}
-    num_steps, batch = sequence.reward.shape
-    count = min(slots_lib.PAINTED, num_steps)
-    # Numbers of steps are folded in elsewhere, and `num_steps` by empowerment.
-    keys = jax.vmap(lambda key: jax.random.fold_in(key, num_steps + 1))(keys)
-    choose = lambda key: jax.random.permutation(key, num_steps)[:count]
-    step = jax.vmap(choose, out_axes=1)(keys)  # [count, B]
-    pick = lambda x: x[step, jnp.arange(batch)]
-    painted, masks = self.rssm.paint(params, posterior.latent._replace(slots=pick(slots)))
-    _, image = self.networks.codec.encode(jax.tree.map(pick, sequence.observation))
-    image_loss = jnp.mean(self.networks.codec.image_loss([painted], [image]))
-
-    stop, follows = jax.lax.stop_gradient, ~posterior.first
-    initial = sequence.initial_state.latent.slots.astype(slots.dtype)
-    before = stop(jnp.concatenate([initial[None], slots[:-1]]))
-    predicted = self.rssm.follow(params, before, posterior.latent, posterior.previous)
-    difference = lambda x: jnp.square(x.astype(jnp.float32) - stop(slots).astype(jnp.float32))
-    error = lambda x: jnp.mean(jnp.where(follows, jnp.sum(difference(x), axis=-1), 0.0))
-    change_error = error(predicted)
-    return image_loss + change_error, {
-      'used': jnp.mean(jnp.sum(jnp.max(masks, axis=(-2, -1)) > 0.5, axis=-1).astype(jnp.float32)),
-      'image': image_loss,
-      'change': error(before) / slots.shape[-1],
-      'change_error': change_error / slots.shape[-1],
-    }
+    _, images = codec.encode(sequence.observation)
+    initial = sequence.initial_state.latent.percept.astype(percept.dtype)
+    steps = sockets.Percepts(
+      percept=percept,
+      images=images,
+      before=jnp.concatenate([initial[None], percept[:-1]]),
+      context=self.rssm.decoder_inputs(posterior.latent, posterior.previous),
+      follows=~posterior.first,
+      image_loss=lambda painted, images: codec.image_loss([painted], [images]),
+    )
+    loss, metrics = perception.loss(params[perception.name], keys, steps)
+    return loss, {f'{perception.name}/{name}': x for name, x in metrics.items()}
 
   def _continue_loss(
     self, params: Tree, features: modules.Features, sequence: experience.Sequence
   ) -> jax.Array:
     """Loss [T, B] of the continue head at features [T, B, ...]."""
-    logits = self._head(params, 'continue', features)[..., 0].astype(jnp.float32)
+    logits = self.networks.head(params, modules.CONTINUE, features)[..., 0].astype(jnp.float32)
     return jax.nn.softplus(logits) - sequence.discount * logits
 
   def _mask_loss(
@@ -379,7 +351,7 @@ class WorldModel:
     legal = observation_lib.action_mask(sequence.observation)
     if legal is None:
       return jnp.zeros(sequence.reward.shape)
-    logits = self._head(params, 'mask', features).astype(jnp.float32)
+    logits = self.networks.head(params, modules.MASK, features).astype(jnp.float32)
     return jnp.sum(jax.nn.softplus(logits) - legal.astype(jnp.float32) * logits, axis=-1)
 
   def _change_loss(
@@ -413,7 +385,7 @@ class WorldModel:
     belief, priors = posterior.belief, posterior.priors.belief
     dynamics_kl = stop(belief).kl(priors)
     representation_kl = jnp.maximum(config.free_nats, belief.kl(stop(priors)))
-    loss = config.dynamics_scale * learns[:, None] * dynamics_kl
+    loss = learns[:, None] * dynamics_kl
     loss += config.representation_scale * representation_kl
     return dynamics_kl, jnp.mean(loss, axis=0)
 
@@ -424,17 +396,19 @@ def _numbers_before(numbers: jax.Array, sequence: experience.Sequence) -> jax.Ar
   return jnp.concatenate([initial[None], numbers[:-1]])
 
 
-def bootstrap_mask(identity: jax.Array, num_members: int, share: float) -> jax.Array:
+def bootstrap_mask(identity: jax.Array, num_members: int) -> jax.Array:
   """Chooses at random, by their IDs, which sequences each member of the ensemble learns from.
 
   Args:
     identity: [B] uint32, random ID of each sequence, the seed.
     num_members: K, size of the ensemble.
-    share: expected share of the sequences that a member learns from.
 
   Returns:
-    [K, B] float32, weight of each sequence in a member's loss: `1 / share` or 0, so that the expected
-    weight is 1.
+    [K, B] float32, weight of each sequence in a member's loss: 1 / BOOTSTRAP_SHARE or 0, so that the
+    expected weight is 1; a single member learns from all.
   """
+  if num_members == 1:
+    return jnp.ones((1, *identity.shape), jnp.float32)
+  share = dreamer_config.BOOTSTRAP_SHARE
   draw = lambda seed: jax.random.bernoulli(jax.random.key(seed), share, (num_members,))
   return jax.vmap(draw, out_axes=1)(identity).astype(jnp.float32) / share

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.agents.cognition import config as cognition_config
 from hephaestus.launch import config as launch_config
 from hephaestus.launch import records
 from hephaestus.launch.agents import presets
@@ -28,7 +28,7 @@ class Dreamer(records.AgentRecord):
   """A world model, and an actor-critic that learns from its imagination rollouts."""
 
   name = records.DREAMER
-  config_class = dreamer_config.DreamerConfig
+  config_class = cognition_config.CognitionConfig
   learner_class = learner_config.LearnerConfig
   cognition = presets.COGNITION
   presets: ClassVar = {'laptop': presets.laptop, 'gpu': presets.gpu, 'tpu-v4-8': presets.tpu_v4_8}
@@ -36,9 +36,9 @@ class Dreamer(records.AgentRecord):
   indifferent_keys = ('max_environment_steps',)  # no rate is annealed
 
   def make(self, config: Any, observation_spec: Any, action_spec: Any) -> dreamer_agent.Dreamer:
-    from hephaestus.agents.dreamer import agent as dreamer_agent
+    from hephaestus.agents.cognition import registry
 
-    return dreamer_agent.make_dreamer(config, observation_spec, action_spec)
+    return registry.make_dreamer(config, observation_spec, action_spec)
 
   def make_update(
     self, config: launch_config.ExperimentConfig, trained: Any, *, num_devices: int
@@ -78,7 +78,7 @@ class Plain(Dreamer):
 
 def settings(
   config: launch_config.ExperimentConfig,
-) -> tuple[dreamer_config.DreamerConfig, learner_config.LearnerConfig]:
+) -> tuple[cognition_config.CognitionConfig, learner_config.LearnerConfig]:
   """Returns the agent's and the learner's config of a run of the dreamer.
 
   Raises:

@@ -7,6 +7,7 @@ from typing import Any
 import psutil
 
 from hephaestus.actors import config as actors_config
+from hephaestus.agents.cognition import config as cognition_config
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.agents import machine
@@ -21,7 +22,7 @@ def laptop(environment: str) -> launch_config.ExperimentConfig:
   """The dreamer on two CPU cores: a small model, short imagination, a high replay ratio."""
   return launch_config.ExperimentConfig(
     environment={'name': environment},
-    agent=dreamer_config.SIZES['laptop'],
+    agent=cognition_config.CognitionConfig(**vars(dreamer_config.SIZES['laptop'])),
     replay=tables.ReplayConfig(
       strata=(
         tables.Stratum(name='frontier', max_size=512, share=0.5),
@@ -44,7 +45,7 @@ def gpu(environment: str) -> launch_config.ExperimentConfig:
   """The dreamer on one GPU and its host's CPU cores: the full model, two actors."""
   return launch_config.ExperimentConfig(
     environment={'name': environment},
-    agent=dreamer_config.SIZES['full'],
+    agent=cognition_config.CognitionConfig(**vars(dreamer_config.SIZES['full'])),
     replay=tables.ReplayConfig(
       strata=(
         tables.Stratum(name='frontier', max_size=2048, share=0.5),
@@ -64,7 +65,7 @@ def tpu_v4_8(environment: str) -> launch_config.ExperimentConfig:
   """The dreamer on the four chips of a TPU v4-8: the full model, imagination from every step."""
   return launch_config.ExperimentConfig(
     environment={'name': environment},
-    agent=dreamer_config.DreamerConfig(),
+    agent=cognition_config.CognitionConfig(),
     replay=tables.ReplayConfig(
       strata=(
         tables.Stratum(name='frontier', max_size=4096, share=0.5),
@@ -96,11 +97,9 @@ def plain(preset: Preset) -> Preset:
       agent=dataclasses.replace(
         config.agent,
         ensemble_size=1,
-        bootstrap_share=1.0,
         novelty_scale=0.0,
         horizon_max=15,
         horizon_min=15,
-        steps_per_chunk=5,
       ),
     )
 

@@ -26,6 +26,7 @@ import psutil
 from hephaestus.actors.environments import wrappers
 from hephaestus.agents import experience
 from hephaestus.agents import observation as observation_lib
+from hephaestus.agents.cognition import config as cognition_config
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import dream
@@ -91,7 +92,8 @@ def of_size(size: str) -> launch_config.ExperimentConfig:
     raise ValueError(f'--size {size}: choose one of {", ".join(SIZES)}')
   preset, environment, changes = SIZES[size]
   config = launch_config.of_preset(records.DREAMER, preset, environment)
-  config = dataclasses.replace(config, agent=dreamer_config.SIZES[size])
+  agent = cognition_config.CognitionConfig(**vars(dreamer_config.SIZES[size]))
+  config = dataclasses.replace(config, agent=agent)
   return launch_config.override(config, changes)
 
 
@@ -178,10 +180,12 @@ def _phases(
   @jax.jit
   def start(posterior):
     last = sequence.step_type == dreamer_update.LAST
+    novelty = jnp.zeros(last.shape)
+    read = policy.along(params['actor_critic'], posterior, novelty)
     return dream.starts(
-      policy, params['actor_critic'], posterior, last, jnp.zeros(last.shape), keys[1],
+      read, posterior.latent, last, novelty, keys[1],
       num_steps=dreamer.config.starts_per_sequence, even=policy.explores,
-    )[0]  # fmt: skip
+    )  # fmt: skip
 
   @jax.jit
   def dreamt(start, horizon):

@@ -18,8 +18,8 @@ from dm_env import specs
 
 from hephaestus.agents import experience
 from hephaestus.agents import observation as observation_lib
-from hephaestus.agents.dreamer import agent as dreamer_agent
-from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.agents.cognition import config as cognition_config
+from hephaestus.agents.cognition import registry
 from hephaestus.agents.dreamer import modules, rssm
 
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
@@ -93,8 +93,8 @@ def make_dreamer(tiny_dreamer):
       'free_nats': 0.0,
       'reward_scale': 3.0,
     }
-    config = dreamer_config.DreamerConfig(**tiny_dreamer | several | changes)
-    return dreamer_agent.make_dreamer(config, *ENVIRONMENTS[env])
+    config = cognition_config.CognitionConfig(**tiny_dreamer | several | changes)
+    return registry.make_dreamer(config, *ENVIRONMENTS[env])
 
   return make
 
@@ -226,7 +226,7 @@ def judge():
   @once
   def compiled(model):
     def objective(params, keys, sequence, value, only_change):
-      value_loss = lambda features: value * jnp.sum(features.state)
+      value_loss = lambda replayed: value * jnp.sum(replayed.features.state)
       loss, aux = model.loss(params, keys, sequence, value_loss)
       return jnp.where(only_change, aux[-1]['change'], loss), (loss, *aux)
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_dreamer import random_features
+from small_dreamer import random_features, read_of
 
 from hephaestus.agents import distributions
 from hephaestus.agents.dreamer import actor_critic as ac
@@ -40,8 +40,7 @@ def steps(dreamer):
   mask = np.ones((4, 3, 4), bool)
   mask[:2, :, 2:] = False
   return ac.ImaginedSteps(
-    features=random_features(dreamer, rng, 4, 3),
-    history=(),
+    read=read_of(random_features(dreamer, rng, 4, 3)),
     choice=choice,
     mask=mask,
   )
@@ -67,9 +66,9 @@ def judge(policy, steps):
 
   @jax.jit
   def judge(params):
-    pooled = policy.context.pool(params, steps.history, steps.features)
-    distribution = policy.dreamt_policy(params, steps.features, pooled, steps.mask)
-    values = policy.values(params, steps.features, pooled)
+    pooled = policy.context.pool(params, steps.read)
+    distribution = policy.dreamt_policy(params, steps.read.features, pooled, steps.mask)
+    values = policy.values(params, steps.read.features, pooled)
     value, novelty = values[ac.TASK], values[ac.NOVELTY]
     fill = lambda x: jnp.full((4, 3), x)
     return (
@@ -174,7 +173,7 @@ def test_each_actor_and_head_learns_from_its_own_dreams(policy, params, steps, g
 
 
 def test_policy_is_the_explorers_where_it_explores(policy, params, steps):
-  features = jax.tree.map(lambda x: x[0], steps.features)
+  features = jax.tree.map(lambda x: x[0], steps.read.features)
   context = no_context(features)
   read = lambda explores: np.asarray(
     policy.policy(params, features, context, steps.mask[0], explores).log_probs
@@ -233,7 +232,7 @@ def read(policy, steps):
 
 
 def test_actor_and_critic_do_not_read_the_inputs_of_the_transition(params, steps, read):
-  features, mask = steps.features, np.ones_like(steps.mask)
+  features, mask = steps.read.features, np.ones_like(steps.mask)
   before = read(params, features, mask)
   led = features._replace(transition=features.transition + 1)
   jax.tree.map(np.testing.assert_array_equal, read(params, led, mask), before)
@@ -246,7 +245,7 @@ def test_actor_and_critic_do_not_read_the_inputs_of_the_transition(params, steps
 
 def test_fresh_policy_is_nearly_uniform_and_fresh_values_are_zero(fresh_params, steps, read):
   mask = np.ones_like(steps.mask)
-  features = jax.tree.map(lambda x: 3 * x, steps.features)
+  features = jax.tree.map(lambda x: 3 * x, steps.read.features)
   log_probs, values = read(fresh_params()['actor_critic'], features, mask)
   np.testing.assert_allclose(np.exp(log_probs), np.full((4, 3, 4), 1 / 4), atol=0.15)
   assert list(values) == sorted([ac.TASK, ac.NOVELTY])
@@ -256,7 +255,7 @@ def test_fresh_policy_is_nearly_uniform_and_fresh_values_are_zero(fresh_params, 
 
 def test_policy_mixes_one_per_cent_over_legal_actions(params, steps, read):
   sure = params | {'actor': jax.tree.map(lambda x: 100 * x, params['actor'])}
-  probs = np.exp(read(sure, steps.features, steps.mask)[0])
+  probs = np.exp(read(sure, steps.read.features, steps.mask)[0])
   legal = steps.mask
   assert (probs[~legal] == 0).all()
   assert (probs >= 0.99 * 0.01 / legal.sum(-1, keepdims=True))[legal].all()
@@ -280,11 +279,10 @@ def replayed(policy, params, make_sequence, dreamer, make_params):
   slow_critic = make_params(dreamer, seed=1)['actor_critic']
 
   def loss(params, features, reward, discount, names):
-    first, last = (jnp.asarray(sequence.step_type == kind) for kind in (0, 2))
-    history = policy.context.replayed(features, novelty, first)
+    last = jnp.asarray(sequence.step_type == 2)
     rewards = {ac.TASK: reward, ac.NOVELTY: jnp.asarray(novelty)}
     rewards = {name: rewards[name] for name in names}
-    replayed = ac.Replayed(features, history, rewards, discount, last)
+    replayed = ac.Replayed(read_of(features), rewards, discount, last, None)
     return policy.replayed_value_loss(params, slow_critic, replayed)
 
   compiled = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)), static_argnums=4)
@@ -353,20 +351,6 @@ def test_replayed_loss_trains_only_heads_with_rewards(replayed):
 
 
 # Without novelty.
-
-
-@pytest.mark.parametrize('changes', [{'ensemble_size': 1}, {'novelty_scale': 0.0}])
-def test_without_novelty_only_the_task_has_a_loss(make_dreamer, make_params, steps, changes):
-  dreamer = make_dreamer('masked', **changes)
-  policy, params = dreamer.actor_critic, make_params(dreamer)['actor_critic']
-  assert policy.heads == (ac.TASK,)
-  assert set(params) == {'actor', 'critic'}
-  given = targets()
-  task = given._replace(
-    returns={ac.TASK: given.returns[ac.TASK]}, slow_values={ac.TASK: given.slow_values[ac.TASK]}
-  )
-  loss, _ = jax.eval_shape(policy.loss, params, steps, task)
-  assert loss.shape == ()
 
 
 # Scales of the advantages.

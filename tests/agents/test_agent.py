@@ -11,7 +11,7 @@ import pytest
 from dm_env import specs
 
 from hephaestus.agents import distributions
-from hephaestus.agents.dreamer import agent as dreamer_agent
+from hephaestus.agents.cognition import registry
 from hephaestus.agents.dreamer import rssm
 
 FIRST, MID = 0, 1
@@ -47,7 +47,7 @@ def quiet_dreamer(make_dreamer):
     model = make_dreamer(env).model
     with pytest.MonkeyPatch.context() as patch:
       patch.setattr(rssm, 'RSSM', Quiet)
-      dreamer = dreamer_agent.make_dreamer(model.config, model.observation_spec, model.action_spec)
+      dreamer = registry.make_dreamer(model.config, model.observation_spec, model.action_spec)
       assert isinstance(dreamer.model.rssm, Quiet)  # made at its first use
       return dreamer
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from small_dreamer import make_dreamer, random_features
 
-from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.agents.cognition import competence
+from hephaestus.agents.cognition import config as cognition_config
 from hephaestus.agents.dreamer import modules, rssm
-from hephaestus.agents.dreamer.rewards import competence
 
 
 @pytest.fixture(scope='module')
@@ -88,9 +88,10 @@ def test_batch_is_one_visit_of_a_region_in_however_many_parts(reward):
 
   def tables(count):
     def updated(features, novelty, first):
-      params = {modules.OF_REWARDS: {competence.NAME: reward.statistics()}}
       replayed = rssm.Step(None, features, None, None, None, first)
-      return reward.updated(params, replayed, novelty, lambda x: jax.lax.pmean(x, 'parts'))
+      return reward.updated(
+        reward.statistics(), replayed, novelty, lambda x: jax.lax.pmean(x, 'parts')
+      )
 
     parts = lambda x: np.stack(np.split(x, count, axis=1))
     split = jax.tree.map(parts, (features, novelty, first))
@@ -126,6 +127,6 @@ def test_competence_trains_the_explorer(reward):
   assert both._critics['critic'] == ('task', 'survival')
   assert both.dreams(competence.NAME, 8) == both.dreams('novelty', 8) == slice(4, 8)
   with pytest.raises(ValueError, match=r'agent\.competence_scale=1\.0: is of novelty, which one'):
-    dreamer_config.DreamerConfig(competence_scale=1.0, ensemble_size=1)
+    cognition_config.CognitionConfig(competence_scale=1.0, ensemble_size=1)
   with pytest.raises(ValueError, match=r'agent\.competence_scale=-1'):
-    dreamer_config.DreamerConfig(competence_scale=-1.0)
+    cognition_config.CognitionConfig(competence_scale=-1.0)

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from hephaestus.agents import distributions
+from hephaestus.agents.cognition import config as cognition_config
 from hephaestus.agents.dreamer import config as dreamer_config
 
 
@@ -21,19 +22,16 @@ from hephaestus.agents.dreamer import config as dreamer_config
     ('memory_size', 4),
     ('memory_size', -1),
     ('memory_size', 2**25),
-    ('memory_ttl', 0),
     ('memory_dream_share', 0.5),  # without a memory
     ('memory_dream_share', 1.5),
     ('workspace_size', -1),
     ('workspace_score', 'self'),
     ('num_bins', 40),
     ('num_bins', 1),
-    ('bootstrap_share', 0.0),
     ('gamma', 1.5),
     ('lambda_', -0.1),
     ('unimix', 1.0),
     ('horizon_min', 65),
-    ('steps_per_chunk', 7),
     ('starts_per_sequence', 0),
   ],
 )
@@ -41,16 +39,16 @@ def test_invalid_value_is_refused_with_its_field(name, value):
   # A horizon_min above horizon_max is an error of horizon_max.
   refused = 'horizon_max' if name == 'horizon_min' else name
   with pytest.raises(ValueError, match=rf'agent\.{refused}='):
-    dreamer_config.DreamerConfig(**{name: value})
+    cognition_config.CognitionConfig(**{name: value})
 
 
 def test_workspace_together_with_salience_is_refused():
   with pytest.raises(ValueError, match=r'agent\.workspace_size=1: .* set agent\.window=1'):
-    dreamer_config.DreamerConfig(workspace_size=1, window=2)
+    cognition_config.CognitionConfig(workspace_size=1, window=2)
 
 
 def test_config_is_frozen():
-  config = dreamer_config.DreamerConfig()
+  config = cognition_config.CognitionConfig()
   with pytest.raises(dataclasses.FrozenInstanceError):
     config.gamma = 0.5
 

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_dreamer import random_features
+from small_dreamer import read_of, starts_of
 
+from hephaestus.agents.cognition import salience
 from hephaestus.agents.dreamer import actor_critic as ac
-from hephaestus.agents.dreamer import dream, modules
-from hephaestus.agents.dreamer.contexts import context, salience
+from hephaestus.agents.dreamer import dream, modules, rssm, sockets
 
 WINDOW, HORIZON = 3, 4
 
@@ -42,143 +42,79 @@ def params(all_params):
 class Scored(salience.Salience):
   """Salience whose scores are the novelties, in place of a network's."""
 
-  def scores(self, params, history):
-    return history.novelty
+  def scores(self, params, window):
+    return window.novelty
 
 
-def window_of(features, scores, episode):
-  return salience.Window(
-    np.asarray(features, np.float32)[:, None],
-    np.asarray(scores, np.float32)[:, None],
-    np.asarray(episode, np.int32)[:, None],
-  )
+def read_with(features, novelty, is_there):
+  """What is read at one step, by the features, novelties and validity of the last steps."""
+  *before, now = np.asarray(features, np.float32)
+  *novelties, own = np.asarray(novelty, np.float32)
+  memory = salience.Window(np.array([before]), np.array([novelties]), np.array([is_there]))
+  nothing = np.zeros((1, 0), np.float32)
+  return read_of(modules.Features(now[None], nothing, nothing, nothing), memory, own[None])
 
 
 @pytest.fixture(scope='module')
 def pool(dreamer):
-  """(window) -> the context of its last step, and the gradient of its sum."""
+  """(what is read at a step) -> its context, and the gradient of its sum."""
   scored = Scored(dreamer.model.networks)
 
   @jax.jit
-  def pool(window):
-    pooled = lambda window: scored.pool({}, window, window.features[WINDOW - 1 :])[0]
-    total = lambda window: (pooled(window).sum(), pooled(window))
-    (_, context), grads = jax.value_and_grad(total, has_aux=True, allow_int=True)(window)
+  def pool(read):
+    total = lambda read: (scored.pool({}, read).sum(), scored.pool({}, read))
+    (_, context), grads = jax.value_and_grad(total, has_aux=True, allow_int=True)(read)
     return context, grads
 
   return pool
 
 
 def test_context_is_the_mean_of_the_window_weighted_by_salience(pool):
-  window = window_of([[8, 0], [0, 8], [8, 8]], np.log([1, 2, 5]), [4, 4, 4])
-  np.testing.assert_allclose(pool(window)[0], [[1 + 5, 2 + 5]], rtol=1e-6)
+  read = read_with([[8, 0], [0, 8], [8, 8]], np.log([1, 2, 5]), [True, True])
+  np.testing.assert_allclose(pool(read)[0], [[1 + 5, 2 + 5]], rtol=1e-6)
 
 
 def test_steps_of_another_episode_are_left_out(pool):
   pooled = lambda first: pool(
-    window_of([[first, 0], [0, 3], [3, 3]], [50.0, np.log(1), np.log(2)], [6, 7, 7])
-  )[0]
-  np.testing.assert_allclose(pooled(1.0), [[2, 3]], rtol=1e-6)
-  np.testing.assert_array_equal(pooled(1.0), pooled(1e6))
-
-
-def test_steps_that_are_left_out_get_no_gradient(pool):
-  window = window_of([[1, 0], [0, 3], [3, 3]], [5.0, 1.0, 2.0], [6, 7, 7])
-  _, grads = pool(window)
-  np.testing.assert_array_equal(grads.features[0], np.zeros((1, 2)))
-  novelty = np.asarray(grads.novelty)
-  assert novelty[0, 0] == 0
-  assert np.isfinite(novelty).all() and np.abs(novelty[1:]).min() > 0
+    read_with([[first, 0], [0, 3], [3, 3]], [50.0, np.log(1), np.log(2)], [False, True])
+  )
+  context, grads = pooled(1.0)
+  np.testing.assert_allclose(context, [[2, 3]], rtol=1e-6)
+  np.testing.assert_array_equal(context, pooled(1e6)[0])
+  np.testing.assert_array_equal(grads.memory.features[:, 0], np.zeros((1, 2)))
+  assert grads.memory.novelty[0, 0] == 0 and abs(grads.memory.novelty[0, 1]) > 0
+  assert np.isfinite(grads.own).all()
 
 
 def test_context_depends_on_features_and_novelty_of_every_step(policy, params):
   rng = np.random.default_rng(0)
-  features = rng.normal(size=(WINDOW, 1, policy.context.size)).astype(np.float32)
-  novelty = np.abs(rng.normal(size=(WINDOW, 1))).astype(np.float32)
-  history = salience.Window(features, novelty, np.zeros((WINDOW, 1), np.int32))
-  pool = jax.jit(lambda history: policy.context.pool(params, history, history.features[-1:]))
-  pooled = lambda history: np.asarray(pool(history))
-  before = pooled(history)
+  size = policy.context.size
+  features = rng.normal(size=(WINDOW, size)).astype(np.float32)
+  novelty = np.abs(rng.normal(size=WINDOW)).astype(np.float32)
+  pool = jax.jit(functools.partial(policy.context.pool, params))
+  pooled = lambda *given: np.asarray(pool(read_with(*given, [True] * (WINDOW - 1))))
+  before = pooled(features, novelty)
   for step in range(WINDOW):
-    later = (np.arange(WINDOW) == step)[:, None].astype(np.float32)
-    by_features = pooled(history._replace(features=features + later[..., None]))
-    by_novelty = pooled(history._replace(novelty=novelty + 10 * later))
-    assert np.abs(by_features - before).max() > 1e-3
-    assert np.abs(by_novelty - before).max() > 1e-3
+    later = (np.arange(WINDOW) == step).astype(np.float32)
+    assert np.abs(pooled(features + later[:, None], novelty) - before).max() > 1e-3
+    assert np.abs(pooled(features, novelty + 10 * later) - before).max() > 1e-3
 
 
-def test_advancing_step_by_step_pools_as_a_whole_sequence(dreamer, policy, params):
-  """This holds across the beginnings of episodes, and from a memory without any step."""
-  rng = np.random.default_rng(0)
-  features = random_features(dreamer, rng, 7, 4)
-  novelty = rng.uniform(size=(7, 4)).astype(np.float32)
-  begins = rng.uniform(size=(7, 4)) < 0.3
-  begins[0] = True
-  assert begins[1:].any()
-
-  @jax.jit
-  def along_history(features, novelty, begins):
-    history = policy.context.replayed(features, novelty, begins)
-    memory_at = lambda step: policy.context.memory_at(history, jnp.full(4, step), jnp.arange(4))
-    return policy.context.pool(params, history, features), jax.vmap(memory_at)(jnp.arange(7))
-
-  together, memories = jax.device_get(along_history(features, novelty, begins))
-  assert together.shape == (7, 4, policy.context.size)
-  memory, advance = policy.context.initial(4), jax.jit(policy.context.advance)
-  for step in range(7):
-    at = jax.tree.map(lambda x, step=step: x[step], memories)
-    arguments = jax.tree.map(lambda x, step=step: x[step], (features, novelty, begins))
-    _, again = advance(params, at, *arguments)
-    memory, single = advance(params, memory, *arguments)
-    np.testing.assert_allclose(together[step], single, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(again, single, rtol=1e-4, atol=1e-5)
-
-
-def test_steps_before_a_sequence_are_not_read(dreamer, policy, params):
-  """Zeros in their place would pull a context towards zero."""
-
-  @jax.jit
-  def pool(features, novelty, begins):
-    history = policy.context.replayed(features, novelty, begins)
-    return policy.context.pool(params, history, features)
-
-  ones = jax.tree.map(np.ones_like, random_features(dreamer, np.random.default_rng(0), 2, 1))
-  pooled = pool(ones, np.ones((2, 1), np.float32), np.zeros((2, 1), bool))
-  np.testing.assert_allclose(pooled, np.ones((2, 1, policy.context.size)), rtol=1e-5)
-
-
-# Replayed steps.
-
-
-@pytest.mark.parametrize('count', [None, 5])
-def test_start_remembers_the_steps_before_it(policy, numbered_posterior, count):
+def test_replayed_steps_remember_the_steps_before_them(dreamer, policy, numbered_posterior):
+  """Only those of their own episode; steps before the sequence are not there."""
   posterior, number = numbered_posterior
-  keys = jax.random.split(jax.random.key(6), 3)
-  last = np.zeros(number.shape, bool)
-  starts = jax.jit(functools.partial(dream.starts, policy, num_steps=count))
-  start, _ = starts({}, posterior, last, number / 2, keys)
-  start = jax.device_get(start._replace(keys=()))
-  for i in range(3 * (count or 6)):
-    stream, step = divmod(int(start.latent.deterministic[i, 0]), 100)
-    step -= 1
-    for w in range(WINDOW - 1):
-      before = step - (WINDOW - 1) + w
-      expected = number[before, stream] if before >= 0 else 0.0
-      assert start.memory.novelty[w, i] == expected / 2
-      np.testing.assert_array_equal(start.memory.features[w, i], [expected, -expected])
-      same_episode = before >= 0 and not (stream == 1 and before < 3 <= step)
-      own = start.memory.episode[-1, i] + start.begins[i]
-      assert (start.memory.episode[w, i] == own) == same_episode
-
-
-def test_history_of_a_sequence_leaves_out_the_steps_before_it(policy, numbered_posterior):
-  posterior, number = numbered_posterior
-  history = jax.jit(policy.context.replayed)(posterior.features, number, posterior.first)
-  np.testing.assert_array_equal(
-    history.episode[:, :2].T, [[-1, -1, 0, 0, 0, 0, 0, 0], [-1, -1, 0, 0, 0, 1, 1, 1]]
-  )
-  np.testing.assert_array_equal(history.features[WINDOW - 1 :, :, 0], number)
-  np.testing.assert_array_equal(history.novelty[WINDOW - 1 :], number)
+  empty = dreamer.model.networks.empty_features(*number.shape)
+  features = jax.tree.map(lambda x: np.zeros_like(x) + number[..., None], empty)
+  posterior = posterior._replace(features=features)
+  read = jax.device_get(jax.jit(functools.partial(policy.along, {}))(posterior, number / 2))
+  for stream, step in np.ndindex(3, 6):
+    begin = 3 if stream == 1 and step >= 3 else 0
+    window = jax.tree.map(lambda x, at=(step, stream): x[at], read.memory)
+    for w, before in enumerate(range(step - WINDOW + 1, step)):
+      assert window.is_there[w] == (before >= begin)
+      expected = number[before, stream] if before >= begin else 0.0
+      assert (window.features[w] == expected).all()
+      assert window.novelty[w] == expected / 2
 
 
 # An agent with salience.
@@ -204,14 +140,16 @@ def test_acting_and_training_pool_the_same_windows(dreamer, policy, all_params, 
     sizes = [x.shape[-1] for x in dreamer.model.networks.empty_features(1)]
     state, numbers, transition = jnp.split(joined, np.cumsum(sizes)[:2], axis=-1)
     features = modules.Features(state, numbers, transition, joined[..., :0])
-    history = policy.context.replayed(features, novelty, first)
+    context = policy.context.pool(
+      params, policy.along(params, rssm.Step(None, features, None, None, None, first), novelty)
+    )
     read = lambda context: policy.policy(params, features, context, mask).log_prob(action)
-    return read(policy.context.pool(params, history, features)), read(joined)
+    return read(context), read(joined)
 
   log_prob, without_context = train(
     all_params['actor_critic'],
-    memories.features[:, -1],
-    memories.novelty[:, -1],
+    memories.features[:, :, -1],
+    memories.novelty[:, :, -1],
     first,
     decisions.action,
     sequence.observation['action_mask'],
@@ -230,7 +168,7 @@ def imagined(make_dreamer, dreamer, policy, all_params, make_sequence, judge):
   @jax.jit
   def imagine(params, posterior, last):
     novelty = jnp.ones(last.shape)
-    start, _ = dream.starts(policy, {}, posterior, last, novelty, keys, num_steps=None)
+    start = starts_of(policy, {}, posterior, last, novelty, keys, num_steps=None)
     critic = params['actor_critic']
     imagined = dream.rollout(dreamer.model, policy, params, critic, start, jnp.int32(HORIZON))
     return imagined._replace(start=start._replace(keys=()))
@@ -238,25 +176,22 @@ def imagined(make_dreamer, dreamer, policy, all_params, make_sequence, judge):
   return jax.device_get(imagine(all_params, posterior, sequence.step_type == 2))
 
 
-def test_history_of_a_dream_is_its_memory_and_then_its_steps(policy, imagined):
-  start = imagined.start
-  history = jax.device_get(jax.jit(functools.partial(dream.history, policy))(imagined))
-  before = jax.tree.map(lambda x: x[: WINDOW - 1], history)
-  jax.tree.map(np.testing.assert_array_equal, before, start.memory)
-  state = imagined.features.state
-  np.testing.assert_array_equal(history.features[WINDOW - 1 :, :, : state.shape[-1]], state)
-  np.testing.assert_array_equal(history.novelty[WINDOW - 1 :], imagined.novelty[:-1])
-  own = start.memory.episode[-1] + start.begins
-  assert (history.episode[WINDOW - 1 :] == own).all()
+def test_imagined_steps_remember_those_before_them(imagined):
+  start, memory = imagined.start, imagined.read.memory
+  jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[0], y), memory, start.read.memory)
+  state = imagined.read.features.state
+  size = state.shape[-1]
+  np.testing.assert_array_equal(memory.features[1:HORIZON, :, -1, :size], state[: HORIZON - 1])
+  np.testing.assert_array_equal(memory.novelty[1:HORIZON, :, -1], imagined.novelty[: HORIZON - 1])
+  assert memory.is_there[1:HORIZON, :, -1].all()
 
 
 def test_imagined_values_read_the_context_of_their_step(policy, params, imagined):
   @jax.jit
   def values(params, imagined):
-    history, features = dream.history(policy, imagined), imagined.features
-    context = policy.context.pool(params, history, features)
-    now = history.features[WINDOW - 1 :]
-    return [policy.values(params, features, x)[ac.TASK].mean() for x in (context, now)]
+    features = imagined.read.features
+    context = policy.context.pool(params, imagined.read)
+    return [policy.values(params, features, x)[ac.TASK].mean() for x in (context, 0 * context)]
 
   expected, without_context = jax.device_get(values(params, imagined))
   found = imagined.values[ac.TASK]
@@ -270,7 +205,7 @@ def gradient(policy, imagined):
 
   @functools.partial(jax.jit, static_argnums=4)
   def compiled(params, imagined, advantage, first, count):
-    steps = dream.steps(policy, imagined, dream.history(policy, imagined), first, count)
+    steps = dream.steps(imagined, first, count)
     fill = lambda x: jnp.full((count, 18), x)
     heads = dict.fromkeys(policy.heads, fill(1.0))
     weight = jax.lax.dynamic_slice_in_dim(dream.weights(imagined), first, count)
@@ -282,34 +217,16 @@ def gradient(policy, imagined):
   )
 
 
-def test_salience_learns_from_actor_and_critic(params, gradient):
+def test_chunks_of_imagined_steps_add_up_and_train_salience(params, gradient):
   """Its gradient is not zero without the critic's part, nor without the actor's."""
+  whole = gradient(params, 1.0, 0, 6)
   size = lambda grads: max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(grads))
-  both, critic = (gradient(params, advantage, 0, 6)['salience'] for advantage in (1.0, 0.0))
+  critic = gradient(params, 0.0, 0, 6)['salience']
   assert size(critic) > 1e-3
-  assert size(jax.tree.map(np.subtract, both, critic)) > 1e-3
-
-
-def test_chunks_each_with_the_window_before_it_add_up_to_the_whole(params, gradient):
+  assert size(jax.tree.map(np.subtract, whole['salience'], critic)) > 1e-3
   parts = [gradient(params, 1.0, first, 2) for first in range(0, 6, 2)]
   summed = jax.tree.map(lambda *x: sum(x), *parts)
-  whole = gradient(params, 1.0, 0, 6)
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4), summed, whole)
-
-
-def test_replayed_loss_trains_salience(policy, params, make_sequence, dreamer):
-  sequence = make_sequence(dreamer)
-  features = random_features(dreamer, np.random.default_rng(0), 6, 3)
-
-  @jax.jit
-  def gradient(params, features, sequence):
-    history = policy.context.replayed(features, jnp.ones((6, 3)), sequence.step_type == 0)
-    rewards = {ac.TASK: sequence.reward}
-    replayed = ac.Replayed(features, history, rewards, sequence.discount, sequence.step_type == 2)
-    return jax.grad(policy.replayed_value_loss)(params, params, replayed)['salience']
-
-  grads = jax.device_get(gradient(params, features, sequence))
-  assert max(np.abs(x).max() for x in jax.tree.leaves(grads)) > 1e-4
 
 
 def test_foreseen_salience_sums_to_one_over_the_steps_of_the_episode(
@@ -332,17 +249,9 @@ def test_foreseen_salience_sums_to_one_over_the_steps_of_the_episode(
 
 def test_without_context_there_are_no_parameters_and_no_memory(make_dreamer, param_shapes):
   dreamer = make_dreamer('masked')
-  policy = dreamer.actor_critic
-  assert type(policy.context) is context.Context
+  context = dreamer.actor_critic.context
+  assert type(context) is sockets.Context and context.initial(5) == ()
   params = param_shapes(dreamer)['actor_critic']
   assert set(params) == {'actor', 'explorer', 'critic', 'explorer_critic'}
-  features = random_features(dreamer, np.random.default_rng(0), 2, 5)
-
-  def read(params, features):
-    history = policy.context.replayed(features, jnp.ones((2, 5)), jnp.zeros((2, 5), bool))
-    assert history == policy.context.initial(5) == ()
-    pooled = policy.context.pool(params, history, features)
-    return pooled, policy.values(params, features, pooled)[ac.TASK].mean()
-
-  pooled, value = jax.eval_shape(read, params, features)
-  assert pooled.shape == (2, 5, 0) and value.shape == (2, 5)
+  read = read_of(dreamer.model.networks.empty_features(2, 5))
+  assert jax.eval_shape(context.pool, params, read).shape == (2, 5, 0)

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_dreamer import read_of, starts_of
 
 from hephaestus.agents.dreamer import actor_critic as ac
 from hephaestus.agents.dreamer import dream, rssm, world_model
-from hephaestus.agents.dreamer.rewards import novelty as novelty_lib
+from hephaestus.agents.dreamer import novelty as novelty_lib
 
 HORIZON_MAX, NUM_MEMBERS = 6, 3
 NUM_STEPS, BATCH = 6, 3
@@ -32,7 +33,7 @@ def starts(dreamer):
   @functools.cache
   def compiled(num_steps, even):
     policy = dreamer.actor_critic
-    picked = lambda *others: dream.starts(policy, {}, *others, num_steps=num_steps, even=even)[0]
+    picked = lambda *others: starts_of(policy, {}, *others, num_steps=num_steps, even=even)
     return jax.jit(picked)
 
   return lambda *arguments, num_steps=None, even=False: compiled(num_steps, even)(*arguments)
@@ -124,9 +125,11 @@ def latents(params, imagined):
   scale = np.sqrt(statistics['square'] - statistics['mean'] ** 2) + 1e-4
   found = [imagined.start.latent]
   for t in range(1, 4):
-    state = imagined.features.state[t]
+    state = imagined.read.features.state[t]
     deterministic, stochastic = state[:, :8], state[:, STOCHASTIC]
-    purse = imagined.features.numbers[t, :, :2]  # in standard deviations, before the same by levels
+    purse = imagined.read.features.numbers[
+      t, :, :2
+    ]  # in standard deviations, before the same by levels
     found.append(rssm.Latent(deterministic, stochastic, purse * scale + statistics['mean']))
   return found
 
@@ -149,12 +152,11 @@ def test_start_is_a_step_of_its_sequence(starts, numbered_posterior, count):
     seen.add((stream, step))
     assert start.latent.stochastic[i, 0] == -number[step, stream]
     assert start.latent.numbers[i, 0] == 2 * number[step, stream]
-    assert start.features.state[i] == -start.features.numbers[i] == number[step, stream]
+    assert start.read.features.state[i] == -start.read.features.numbers[i] == number[step, stream]
     assert start.novelty[i] == number[step, stream] / 2
     assert start.weight[i] == (0.0 if (stream, step) == (1, 2) else 1.0)
-    assert start.begins[i] == (step == 0 or (stream, step) == (1, 3))
   assert len(seen) == total  # without replacement
-  assert start.memory == ()
+  assert start.read.memory == ()
 
 
 @pytest.mark.parametrize('count', [None, 5])
@@ -217,11 +219,10 @@ def test_sampled_starts_depend_on_their_key_and_not_on_other_sequences(starts, n
 
 
 def test_rollout_begins_at_its_start_and_stores_the_steps_of_the_loss(dreamer, imagined, start):
-  for part, own in zip(imagined.features, start.features, strict=True):
+  for part, own in zip(imagined.read.features, start.read.features, strict=True):
     np.testing.assert_array_equal(part[0], own)
     assert len(part) == HORIZON_MAX
   np.testing.assert_array_equal(imagined.novelty[0], start.novelty)
-  assert dream.history(dreamer.actor_critic, imagined) == ()
 
 
 def test_imagined_step_follows_from_the_previous_step_and_its_action(
@@ -247,7 +248,7 @@ def test_imagined_step_follows_from_the_previous_step_and_its_action(
   for t in range(3):
     deterministic, novelty, features = step(latents[t], imagined.choice[t], latents[t + 1])
     np.testing.assert_allclose(deterministic, latents[t + 1].deterministic, rtol=1e-4, atol=1e-5)
-    for part, expected in zip(imagined.features, features, strict=True):
+    for part, expected in zip(imagined.read.features, features, strict=True):
       np.testing.assert_allclose(part[t + 1], expected, rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(novelty, imagined.novelty[t + 1], rtol=1e-3, atol=1e-5)
   other = step(latents[0], (imagined.choice[0] + 1) % NUM_ACTIONS, latents[1])[0]
@@ -257,12 +258,12 @@ def test_imagined_step_follows_from_the_previous_step_and_its_action(
 
 def test_predictions_belong_to_their_step(dreamer, params, slow_critic, imagined):
   model, policy = dreamer.model, dreamer.actor_critic
-  features, history = imagined.features, dream.history(policy, imagined)
+  features = imagined.read.features
   steps = slice(1, 4)
 
   @jax.jit
   def predict(params):
-    context = policy.context.pool(params['actor_critic'], history, features)
+    context = policy.context.pool(params['actor_critic'], imagined.read)
     return (
       model.reward(params['world_model'], features).mean(),
       model.discount(params['world_model'], features),
@@ -306,9 +307,9 @@ def test_imagined_actions_come_from_the_policy_at_their_step(
 
   @jax.jit
   def modes(params, imagined):
-    steps = dream.steps(policy, imagined, dream.history(policy, imagined), 0, 4)
-    context = policy.context.pool(params, steps.history, steps.features)
-    return policy.policy(params, steps.features, context, steps.mask).mode()
+    steps = dream.steps(imagined, 0, 4)
+    context = policy.context.pool(params, steps.read)
+    return policy.policy(params, steps.read.features, context, steps.mask).mode()
 
   expected = np.asarray(modes(sure['actor_critic'], imagined))
   # One per cent of all choices is uniform, and all where no action is predicted to be legal.
@@ -326,7 +327,7 @@ def test_rollout_follows_one_member(dreamer, params, slow_critic, start, rollout
   changed = params | {'world_model': params['world_model'] | {'prior': prior}}
   imagined = rollout(changed, slow_critic, start, 4)
   shape = (3, 18, dreamer.config.stochastic_size, dreamer.config.classes)
-  classes = np.asarray(imagined.features.state[1:4, :, STOCHASTIC]).reshape(shape).argmax(-1)
+  classes = np.asarray(imagined.read.features.state[1:4, :, STOCHASTIC]).reshape(shape).argmax(-1)
   followed = np.median(classes[..., 0], axis=0)
   assert (classes[..., 0] == followed).mean() > 0.9  # one per cent of all classes is uniform
   assert set(followed) == set(range(NUM_MEMBERS))
@@ -341,7 +342,7 @@ def test_rollout_does_not_depend_on_the_rest_of_the_batch(
   moved = jnp.roll(start.keys, 1)
   others = start._replace(
     latent=jax.tree.map(lambda x: x + 1, start.latent),
-    features=jax.tree.map(lambda x: x + 1, start.features),
+    read=jax.tree.map(lambda x: x + 1, start.read),
     novelty=start.novelty * 2,
     keys=moved,
   )
@@ -353,26 +354,26 @@ def test_rollout_does_not_depend_on_the_rest_of_the_batch(
 
   mixed = others._replace(
     latent=jax.tree.map(put, others.latent, start.latent),
-    features=jax.tree.map(put, others.features, start.features),
+    read=jax.tree.map(put, others.read, start.read),
     novelty=put(others.novelty, start.novelty),
     keys=others.keys.at[column].set(start.keys[column]),
   )
   result = rollout(params, slow_critic, mixed, 4)
-  for name in ('features', 'choice', 'reward', 'discount', 'values', 'slow_values', 'novelty'):
+  for name in ('read', 'choice', 'reward', 'discount', 'values', 'slow_values', 'novelty'):
     got, expected = (
       jax.tree.map(lambda x: x[:, column], getattr(x, name)) for x in (result, imagined)
     )
     jax.tree.map(np.testing.assert_array_equal, got, expected)
-  differs = result.features.state[2] != imagined.features.state[2]
+  differs = result.read.features.state[2] != imagined.read.features.state[2]
   assert differs[np.arange(18) != column].any(-1).all()
 
 
 def test_rollouts_from_one_state_differ_by_their_keys(params, slow_critic, start, rollout):
   broadcast = lambda x: np.broadcast_to(x[:1], x.shape)
-  latent, features = jax.tree.map(broadcast, (start.latent, start.features))
-  same = start._replace(latent=latent, features=features)
+  latent, read = jax.tree.map(broadcast, (start.latent, start.read))
+  same = start._replace(latent=latent, read=read)
   imagined = rollout(params, slow_critic, same, 4)
-  assert len(np.unique(imagined.features.state[1, :, STOCHASTIC], axis=0)) > 9
+  assert len(np.unique(imagined.read.features.state[1, :, STOCHASTIC], axis=0)) > 9
 
 
 def test_bfloat16_dreams_have_float32_rewards_values_and_novelty(
@@ -385,12 +386,12 @@ def test_bfloat16_dreams_have_float32_rewards_values_and_novelty(
     posterior = dreamer.model.rssm.infer(params['world_model'], KEYS, sequence)
     novelty = novelty_lib.novelty_of('information_gain', posterior.priors.moments())
     last, policy = sequence.step_type == 2, dreamer.actor_critic
-    start, _ = dream.starts(policy, {}, posterior, last, novelty, DREAM_KEYS, num_steps=1)
+    start = starts_of(policy, {}, posterior, last, novelty, DREAM_KEYS, num_steps=1)
     critic = params['actor_critic']
     return dream.rollout(dreamer.model, policy, params, critic, start, jnp.int32(2))
 
   imagined = jax.eval_shape(imagine, params, sequence)
-  assert {part.dtype for part in imagined.features} == {jnp.dtype(jnp.bfloat16)}
+  assert {part.dtype for part in imagined.read.features} == {jnp.dtype(jnp.bfloat16)}
   numbers = (imagined.start.latent.numbers, imagined.reward, imagined.discount, imagined.novelty)
   float32 = jax.tree.leaves((numbers, imagined.values, imagined.slow_values))
   assert {leaf.dtype for leaf in float32} == {jnp.dtype('float32')}
@@ -402,9 +403,9 @@ def test_bfloat16_dreams_have_float32_rewards_values_and_novelty(
 def test_longer_rollout_continues_a_shorter_one(params, slow_critic, start, rollout, imagined):
   longer = rollout(params, slow_critic, start, HORIZON_MAX)
   np.testing.assert_array_equal(longer.choice[:4], imagined.choice[:4])
-  np.testing.assert_array_equal(longer.features.state[:4], imagined.features.state[:4])
+  np.testing.assert_array_equal(longer.read.features.state[:4], imagined.read.features.state[:4])
   np.testing.assert_array_equal(longer.reward[:5], imagined.reward[:5])
-  assert (longer.features.state[-1, :, STOCHASTIC] != 0).any(-1).all()
+  assert (longer.read.features.state[-1, :, STOCHASTIC] != 0).any(-1).all()
 
 
 def test_steps_beyond_the_horizon_are_zero(imagined):
@@ -413,8 +414,8 @@ def test_steps_beyond_the_horizon_are_zero(imagined):
     assert numbers.shape == (HORIZON_MAX + 1, 18)
     assert (numbers[5:] == 0).all() and (numbers[1:5] != 0).all()
   assert (imagined.novelty[5:] == 0).all() and (imagined.novelty[1:5] != 0).all()
-  assert all((part[4:] == 0).all() for part in imagined.features)
-  assert (imagined.features.state[:4, :, STOCHASTIC] != 0).any(-1).all()
+  assert all((part[4:] == 0).all() for part in imagined.read.features)
+  assert (imagined.read.features.state[:4, :, STOCHASTIC] != 0).any(-1).all()
 
 
 def test_rollout_is_traced_once_for_all_horizons(params, slow_critic, start, rollout):
@@ -451,11 +452,8 @@ def test_imagined_step_computes_only_what_the_next_ones_depend_on(make_dreamer, 
   batch, policy = 38, dreamer.actor_critic  # no width of a kernel
   start = dream.Start(
     dreamer.model.rssm.initial(batch).latent,
-    dreamer.model.networks.empty_features(batch),
+    read_of(dreamer.model.networks.empty_features(batch)),
     jnp.zeros(batch),
-    jnp.zeros(batch, bool),
-    policy.context.memory_at(None, None, None),
-    policy.context.inputs({}, None, jnp.zeros(batch)),
     jnp.ones(batch),
     jax.random.split(jax.random.key(0), batch),
   )
@@ -496,35 +494,17 @@ def test_no_gradient_passes_through_a_rollout(dreamer, params, slow_critic, star
     jax.eval_shape(jax.jit(jax.grad(imagined_reward)), params)
 
 
-@pytest.mark.parametrize('changes', [{'ensemble_size': 1}, {'novelty_scale': 0.0}])
-def test_without_novelty_a_dream_has_only_values_of_the_task(
-  make_dreamer, make_params, posterior, last, changes
-):
-  dreamer = make_dreamer('pictures', **changes)
-  params, model, policy = make_params(dreamer), dreamer.model, dreamer.actor_critic
-
-  def imagine(params, posterior, last):
-    novelty = jnp.zeros(last.shape)
-    start, _ = dream.starts(policy, {}, posterior, last, novelty, DREAM_KEYS, num_steps=1)
-    critic = params['actor_critic']
-    return dream.rollout(model, policy, params, critic, start, jnp.int32(2))
-
-  imagined = jax.eval_shape(imagine, params, posterior, last)
-  assert set(imagined.values) == set(imagined.slow_values) == {ac.TASK}
-  assert imagined.novelty.shape == (HORIZON_MAX + 1, BATCH)
-
-
 # Returns and weights.
 
 
 def made_dream(horizon, *, discount=1.0, weight=(1.0, 1.0)):
   """Two dreams, all steps alike."""
-  start = dream.Start((), (), (), (), (), (), np.array(weight, np.float32), ())
+  start = dream.Start((), (), (), np.array(weight, np.float32), ())
   return dream.Dream(
-    start=start, features=(), novelty=(), mask=(),
+    start=start, read=(), novelty=(), mask=(),
     choice=np.zeros((HORIZON_MAX, 2), np.int32),
     reward=(), discount=fill(discount), values={}, slow_values={}, horizon=np.int32(horizon),
-    context_inputs=(), rewards={},
+    rewards={},
   )  # fmt: skip
 
 
@@ -538,9 +518,9 @@ def fill(x, **others):
 
 def bare(imagined):
   """A dream with only those fields that returns and weights read."""
-  start = dream.Start((), (), (), (), (), (), imagined.start.weight, ())
+  start = dream.Start((), (), (), imagined.start.weight, ())
   fields = imagined._asdict()
-  fields |= dict.fromkeys(('features', 'novelty', 'mask', 'reward', 'context_inputs'), ())
+  fields |= dict.fromkeys(('read', 'novelty', 'mask', 'reward'), ())
   return dream.Dream(**fields | {'start': start, 'values': {}, 'slow_values': {}, 'rewards': {}})
 
 
@@ -637,7 +617,7 @@ def targets_of(imagined):
 
 
 def policy_loss(policy, params, imagined, targets):
-  steps = dream.steps(policy, imagined, dream.history(policy, imagined), 0, HORIZON_MAX)
+  steps = dream.steps(imagined, 0, HORIZON_MAX)
   return policy.loss(params, steps, targets)
 
 
@@ -683,11 +663,11 @@ def test_actor_and_critic_have_gradients_from_imagination(
 
 
 def test_steps_beyond_the_horizon_have_no_gradient(params, imagined, policy_gradient):
-  features, choice = jax.tree.map(np.array, (imagined.features, imagined.choice))
+  features, choice = jax.tree.map(np.array, (imagined.read.features, imagined.choice))
   for part in features:
     part[4:] = 9.0
   choice[4:] = 2
-  changed = imagined._replace(features=features, choice=choice)
+  changed = imagined._replace(read=read_of(features), choice=choice)
   results = [policy_gradient(params['actor_critic'], x, imagined) for x in (imagined, changed)]
   jax.tree.map(np.testing.assert_array_equal, *results)
 
@@ -704,7 +684,7 @@ def test_continuous_actions_are_imagined_and_have_gradients(
     posterior = model.rssm.infer(params['world_model'], KEYS, sequence)
     novelty = novelty_lib.novelty_of('information_gain', posterior.priors.moments())
     last = sequence.step_type == 2
-    start, _ = dream.starts(policy, {}, posterior, last, novelty, DREAM_KEYS, num_steps=2)
+    start = starts_of(policy, {}, posterior, last, novelty, DREAM_KEYS, num_steps=2)
     critic = params['actor_critic']
     imagined = dream.rollout(model, policy, params, critic, start, jnp.int32(3))
     loss = lambda params: policy_loss(policy, params, imagined, targets_of(imagined))
@@ -712,7 +692,7 @@ def test_continuous_actions_are_imagined_and_have_gradients(
 
   imagined, grads = learn(params, sequence)
   imagined = imagined._replace(start=())
-  assert np.all(imagined.mask) and (np.asarray(imagined.features.state)[:3] != 0).any(-1).all()
+  assert np.all(imagined.mask) and (np.asarray(imagined.read.features.state)[:3] != 0).any(-1).all()
   assert imagined.choice.shape == (HORIZON_MAX, 6, 2) and imagined.choice.dtype == jnp.float32
   for name in ('actor', 'critic'):
     assert largest(jax.device_get(grads[name])) > 1e-4

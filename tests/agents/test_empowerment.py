@@ -1,7 +1,6 @@
 """Empowerment: its estimate against exact values, its gradients, and the input that is refused."""
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -12,11 +11,9 @@ import pytest
 import tiny
 from dm_env import specs
 
-from hephaestus.actors.environments.cognition import oasis
-from hephaestus.agents.dreamer import agent as dreamer_agent
-from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.agents.cognition import config as cognition_config
+from hephaestus.agents.cognition import empowerment, registry
 from hephaestus.agents.dreamer import rssm
-from hephaestus.agents.dreamer.rewards import empowerment
 
 SIDE = 5
 ALL = [True] * 5
@@ -29,8 +26,8 @@ SPECS = (
 
 def make(observation_spec, action_spec, **changes):
   changes = {'empowerment_scale': 1.0, 'hidden_size': 64} | changes
-  config = dreamer_config.DreamerConfig(**tiny.DREAMER | changes)
-  return dreamer_agent.make_dreamer(config, observation_spec, action_spec)
+  config = cognition_config.CognitionConfig(**tiny.DREAMER | changes)
+  return registry.make_dreamer(config, observation_spec, action_spec)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,16 +161,6 @@ def test_reward_is_a_share_of_the_largest(make_dreamer, make_params):
   step = rssm.Step(None, features, None, None, None, None)
   empowered = jax.jit(dreamer.model.rewards[empowerment.NAME].reward)(params, step, step)
   np.testing.assert_allclose(empowered, np.ones(7), rtol=1e-5)
-
-
-def test_empowerment_is_an_intrinsic_reward_with_a_head_of_its_own():
-  env = oasis.Oasis()
-  make_one = functools.partial(make, env.observation_spec, env.action_spec)
-  assert make_one().actor_critic.heads == ('task', 'novelty', 'empowerment')
-  off = make_one(empowerment_scale=0.0)
-  assert off.actor_critic.heads == ('task', 'novelty')
-  params = jax.eval_shape(off.model.init, jax.random.key(0))
-  assert not {'inverse', 'empowerment'} & params.keys()
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from hephaestus.agents.cognition import config as cognition_config
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import intrinsic
-from hephaestus.agents.dreamer.rewards import novelty as novelty_lib
+from hephaestus.agents.dreamer import novelty as novelty_lib
 
-CONFIG = dreamer_config.DreamerConfig(horizon_max=64, horizon_min=8)
+CONFIG = cognition_config.CognitionConfig(horizon_max=64, horizon_min=8)
 
 
 LONGEST = 300
@@ -33,17 +34,14 @@ def run(novelties):
   return jax.tree.map(lambda x: np.asarray(x)[: len(novelties)], scan(padded))
 
 
-AGREEING = ['clean', 'information_gain']  # novelties that are zero where members agree
-
-
-@pytest.mark.parametrize('name', AGREEING)
+@pytest.mark.parametrize('name', sorted(novelty_lib.NOVELTIES))
 def test_identical_members_have_no_novelty(name):
   means = jnp.broadcast_to(jax.random.normal(jax.random.key(0), (6, 4)), (5, 6, 4))
   novelty = novelty_lib.NOVELTIES[name](means, jnp.full(means.shape, 0.3))
   np.testing.assert_allclose(novelty, np.zeros(6), atol=1e-5)
 
 
-@pytest.mark.parametrize('name', AGREEING)
+@pytest.mark.parametrize('name', sorted(novelty_lib.NOVELTIES))
 def test_one_member_has_no_novelty(name):
   novelty = novelty_lib.NOVELTIES[name](jnp.ones((1, 6, 4)), jnp.ones((1, 6, 4)))
   np.testing.assert_array_equal(novelty, np.zeros(6))
@@ -59,18 +57,6 @@ def test_information_gain_by_hand():
   means, variances = jnp.array([[0.0, 1.0], [4.0, 3.0]]), jnp.array([[1.0, 5.0], [3.0, 1.0]])
   expected = 0.5 * (np.log(1 + 4 / 2) + np.log(1 + 1 / 3))
   np.testing.assert_allclose(novelty_lib.information_gain(means, variances), expected, rtol=1e-5)
-
-
-def test_prediction_error_by_hand():
-  means, variances = jnp.array([[0.0, 1.0], [4.0, 3.0]]), jnp.array([[1.0, 5.0], [3.0, 1.0]])
-  np.testing.assert_allclose(novelty_lib.prediction_error(means, variances), (2 + 4) + (3 + 1))
-
-
-def test_noise_that_members_agree_on_is_novel_by_prediction_error_only():
-  means, variances = jnp.zeros((5, 6, 4)), jnp.ones((5, 6, 4))
-  np.testing.assert_array_equal(novelty_lib.prediction_error(means, variances), np.full(6, 4.0))
-  for name in AGREEING:
-    np.testing.assert_array_equal(novelty_lib.NOVELTIES[name](means, variances), np.zeros(6))
 
 
 def test_information_gain_counts_disagreement_below_the_noise_and_clean_novelty_does_not():
@@ -104,7 +90,6 @@ def test_novelty_of_bfloat16_moments_is_computed_in_float32(name):
   expected = {
     'clean': exact - 1,
     'information_gain': 0.5 * np.log1p(exact),
-    'prediction_error': exact + 1,
   }
   np.testing.assert_allclose(novelty, expected[name], rtol=1e-5)
 
@@ -115,10 +100,10 @@ def test_many_equal_bfloat16_updates_do_not_drift():
   np.testing.assert_allclose(motivation.novelty_slow, np.float32(jnp.bfloat16(0.7)), rtol=1e-5)
 
 
-def test_constant_novelty_has_no_competence_from_the_first_update_on():
+def test_constant_novelty_has_no_improvement_from_the_first_update_on():
   motivation = run(np.full(LONGEST, 3.0))
   np.testing.assert_allclose(motivation.novelty_slow, 3.0, rtol=1e-4)
-  np.testing.assert_allclose(motivation.competence, 0.0, atol=1e-4)
+  np.testing.assert_allclose(motivation.improvement, 0.0, atol=1e-4)
   np.testing.assert_allclose(motivation.boredom[:12], [*np.arange(0.1, 1.05, 0.1), 1, 1], rtol=1e-5)
 
 
@@ -126,15 +111,15 @@ def test_both_averages_agree_after_the_first_update():
   # Uncorrected, the fast one would be twenty times the slow one.
   state, motivation = intrinsic.update(intrinsic.initial(), jnp.float32(5.0), CONFIG)
   np.testing.assert_allclose(motivation.novelty_slow, 5.0, rtol=1e-5)
-  np.testing.assert_allclose(motivation.competence, 0.0, atol=1e-6)
+  np.testing.assert_allclose(motivation.improvement, 0.0, atol=1e-6)
   np.testing.assert_allclose([state.fast, state.slow], [0.5, 0.025], rtol=1e-5)
   assert int(state.num_updates) == 1
 
 
-def test_falling_novelty_gives_competence_and_little_boredom_from_the_start():
+def test_falling_novelty_gives_improvement_and_little_boredom_from_the_start():
   motivation = run(0.95 ** np.arange(100))
-  assert (motivation.competence[1:] > 0).all()
-  assert (motivation.competence[10:] > CONFIG.boredom_threshold).all()
+  assert (motivation.improvement[1:] > 0).all()
+  assert (motivation.improvement[10:] > dreamer_config.LEAST_IMPROVEMENT).all()
   assert motivation.boredom.max() < 0.65
   assert (motivation.boredom[10:] == 0).all()
   assert (motivation.horizon[10:] == CONFIG.horizon_max).all()
@@ -143,14 +128,14 @@ def test_falling_novelty_gives_competence_and_little_boredom_from_the_start():
 def test_novelty_above_its_maximum_is_not_boring():
   """It rises while the members learn how far they err, when the model learns fastest."""
   motivation = run(1.05 ** np.arange(50))
-  assert (motivation.competence[5:] > CONFIG.boredom_threshold).all()
+  assert (motivation.improvement[5:] > dreamer_config.LEAST_IMPROVEMENT).all()
   assert (motivation.boredom[10:] == 0).all()
 
 
-def test_novelty_that_rises_below_its_maximum_gives_no_competence():
+def test_novelty_that_rises_below_its_maximum_gives_no_improvement():
   motivation = run([*np.full(10, 9.0), *np.full(100, 1.0), *np.linspace(1.0, 3.0, 190)])
   assert motivation.novelty_fast[-1] > motivation.novelty_slow[-1]
-  assert motivation.competence[-1] == 0 and motivation.boredom[-1] == 1
+  assert motivation.improvement[-1] == 0 and motivation.boredom[-1] == 1
 
 
 def test_boredom_does_not_rise_during_warm_up():
@@ -164,7 +149,7 @@ def test_competence_by_hand():
   motivation = run([2.0, 1.0])
   fast = (0.9 * 0.1 * 2 + 0.1 * 1) / (1 - 0.9**2)
   slow = (0.995 * 0.005 * 2 + 0.005 * 1) / (1 - 0.995**2)
-  np.testing.assert_allclose(motivation.competence[1], (slow - fast) / slow, rtol=1e-3)
+  np.testing.assert_allclose(motivation.improvement[1], (slow - fast) / slow, rtol=1e-3)
   np.testing.assert_allclose(motivation.novelty_slow[1], slow, rtol=1e-4)
 
 
@@ -187,7 +172,7 @@ def test_difference_of_returns_by_hand():
 
 
 def test_evidence_rises_slowly_with_the_largest_difference_and_never_falls():
-  config = dreamer_config.DreamerConfig(return_floor=2.0)
+  config = cognition_config.CognitionConfig(return_floor=2.0)
   evidence, found = jnp.zeros(()), []
   for largest in (0.0, 0.1, 0.0, 7.0):  # a tenth of the floor is enough
     evidence = intrinsic.evidence(evidence, jnp.float32(largest), config)
@@ -210,7 +195,7 @@ def test_usual_differences_count_as_noise_of_the_information_gain():
 
 
 def test_share_that_explores_falls_slowly_with_real_differences_and_never_rises():
-  config = dreamer_config.DreamerConfig(return_floor=2.0)
+  config = cognition_config.CognitionConfig(return_floor=2.0)
   share, shares = jnp.ones(()), []
   small = 0.1 * 2 / dreamer_config.GAUSSIAN_RANGE  # a tenth of the floor
   for deviation in (0.0, small, 0.0, 50.0):
@@ -241,6 +226,6 @@ def test_motivation_keeps_its_bounds(novelties):
   motivation = run(novelties)
   assert all(np.isfinite(x).all() for x in motivation)
   assert (motivation.boredom >= 0).all() and (motivation.boredom <= 1).all()
-  assert (motivation.competence >= 0).all() and (motivation.competence <= 1.001).all()
+  assert (motivation.improvement >= 0).all() and (motivation.improvement <= 1.001).all()
   assert (motivation.horizon >= CONFIG.horizon_min).all()
   assert (motivation.horizon <= CONFIG.horizon_max).all()

@@ -11,17 +11,21 @@ from dm_env import specs
 
 from hephaestus.agents import distributions
 from hephaestus.agents import observation as observation_lib
-from hephaestus.agents.dreamer import memory as memory_lib
+from hephaestus.agents.cognition import config as cognition_config
+from hephaestus.agents.cognition import memory as memory_lib
 from hephaestus.agents.dreamer import numbers as numbers_lib
 
-SIZE, TTL = 16, 50
+SIZE, TTL = 16, memory_lib.TTL
 BITS = specs.BoundedArray((24,), bool, False, True)
 
 
 def make_memory(spec=BITS, action_spec=None, size=SIZE):
   codec = observation_lib.Codec(spec, cnn=True)
   actions = distributions.Actions(action_spec or specs.DiscreteArray(3))
-  return memory_lib.EpisodicMemory(size, TTL, actions, numbers_lib.Numbers(codec.flat_spec), codec)
+  numbers = numbers_lib.Numbers(codec.flat_spec)
+  return memory_lib.EpisodicMemory(
+    size, actions, numbers, codec, cognition_config.CognitionConfig()
+  )
 
 
 MEMORY = make_memory()
@@ -287,8 +291,8 @@ def ring_with_starts(written, stored):
 
 def test_stale_latents_and_empty_entries_seed_no_dream():
   """An entry that is read again stays for ever, but its latent is of the model of long ago."""
-  now = 1000
-  ring = ring_with_starts([1, 1, 990, now], [now - TTL + 1, now - TTL, 990, now])
+  now = 3 * TTL
+  ring = ring_with_starts([1, 1, now - 9, now], [now - TTL + 1, now - TTL, now - 9, now])
   random = np.linspace(0, 1, 300, endpoint=False).astype(np.float32)
   seeds = jax.jit(WITH_STARTS.seeds)
   entry, is_any = jax.device_get(seeds(ring, random, np.int32(now)))

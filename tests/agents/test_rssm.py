@@ -14,7 +14,7 @@ TOLERANCE = 1e-5
 
 @pytest.mark.parametrize(
   ('env', 'changes'),
-  [('masked', {}), ('pictures', {}), ('frames', {'slots': 3, 'slot_size': 4})],
+  [('pictures', {}), ('frames', {'slots': 3, 'slot_size': 4})],
 )
 def test_observed_steps_are_those_that_are_inferred(
   env, changes, make_dreamer, make_params, make_sequence

@@ -6,8 +6,8 @@ import numpy as np
 import optax
 import pytest
 
+from hephaestus.agents.cognition import slots as slots_lib
 from hephaestus.agents.dreamer import comparison
-from hephaestus.agents.dreamer import slots as slots_lib
 
 S, D = 3, 4
 ON = {'slots': S, 'slot_size': D}
@@ -128,7 +128,7 @@ def replayed(dreamer, make_params, make_sequence):
   @jax.jit
   def run(world, sequence):
     steps = replay(world, sequence)
-    slots = steps.latent.slots
+    slots = steps.latent.percept
     imagined = slots
     for _ in range(5):
       imagined = model.rssm.follow(world, imagined, steps.latent, steps.previous)
@@ -225,7 +225,7 @@ def test_each_member_imagines_an_image_of_its_own(dreamer, make_params, make_obs
 
 def test_without_slots_nothing_has_any(make_dreamer, param_shapes):
   dreamer = make_dreamer('frames')
-  assert dreamer.model.rssm.initial(2).latent.slots is None
+  assert dreamer.model.rssm.initial(2).latent.percept is None
   assert 'slots' not in param_shapes(dreamer)['world_model']
   assert 'image_decoder' in param_shapes(dreamer)['world_model']
 
@@ -241,15 +241,3 @@ def test_without_slots_nothing_has_any(make_dreamer, param_shapes):
 def test_what_slots_do_not_fit_is_refused(make_dreamer, env, slots, words):
   with pytest.raises(ValueError, match=words):
     make_dreamer(env, slots=slots)
-
-
-def test_rand_index_compares_partitions_of_the_foreground():
-  ari = jax.jit(lambda truth, parts: foreground_ari(truth, parts, num_parts=6))
-  truth = np.tile([0, 0, 1, 1, 2, 2, 3, 3], (3, 1))
-  renamed = [5, 4, 2, 2, 0, 0, 1, 1]  # the background does not count
-  found = ari(truth, np.array([renamed, [0] * 8, [0, 0, 2, 2, 0, 0, 1, 2]]))
-  # 2 of 15 pairs are together in both, 3 in the truth and 4 in the parts.
-  np.testing.assert_allclose(found, [1, 0, (2 - 12 / 15) / (7 / 2 - 12 / 15)], atol=1e-6)
-  rng = np.random.default_rng(0)
-  random = ari(*rng.integers(1, 6, (2, 100, 64)))
-  assert abs(float(np.mean(random))) < 0.02

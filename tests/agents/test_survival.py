@@ -13,10 +13,10 @@ from hephaestus.actors import environments
 from hephaestus.actors.environments import environment, wrappers
 from hephaestus.actors.environments.cognition import oasis
 from hephaestus.agents import observation
-from hephaestus.agents.dreamer import agent as dreamer_agent
-from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.agents.cognition import config as cognition_config
+from hephaestus.agents.cognition import registry
+from hephaestus.agents.cognition import survival as survival_lib
 from hephaestus.agents.dreamer import numbers
-from hephaestus.agents.dreamer.rewards import survival as survival_lib
 
 ONES = np.ones(3, np.float32)
 
@@ -124,8 +124,8 @@ def test_invalid_vitals_are_rejected(vitals, words):
 
 
 def make(env, **changes):
-  config = dreamer_config.DreamerConfig(**tiny.DREAMER | changes)
-  return dreamer_agent.make_dreamer(config, env.observation_spec, env.action_spec)
+  config = cognition_config.CognitionConfig(**tiny.DREAMER | changes)
+  return registry.make_dreamer(config, env.observation_spec, env.action_spec)
 
 
 def test_survival_needs_vitals_that_the_environment_does_not_reward():
@@ -139,10 +139,3 @@ def test_survival_needs_vitals_that_the_environment_does_not_reward():
     make(environments.make('catch'), survival_scale=1.0)
   with pytest.raises(ValueError, match=r'agent\.survival_scale=-1'):
     make(oasis.Oasis(), survival_scale=-1.0)
-
-
-def test_each_intrinsic_reward_has_a_head_of_its_own():
-  heads = lambda **changes: make(oasis.Oasis(), **changes).actor_critic.heads
-  assert heads() == ('task', 'novelty')
-  assert heads(survival_scale=1.0) == ('task', 'novelty', 'survival')
-  assert heads(survival_scale=1.0, novelty_scale=0.0) == ('task', 'survival')

@@ -14,10 +14,10 @@ from small_dreamer import random_features
 from hephaestus.actors.environments import environment
 from hephaestus.agents import networks
 from hephaestus.agents import observation as observation_lib
-from hephaestus.agents.dreamer import agent as dreamer_agent
+from hephaestus.agents.cognition import registry
 from hephaestus.agents.dreamer import modules, rssm, world_model
+from hephaestus.agents.dreamer import novelty as novelty_lib
 from hephaestus.agents.dreamer import numbers as numbers_lib
-from hephaestus.agents.dreamer.rewards import novelty as novelty_lib
 
 NUM_MEMBERS = 3
 KEYS = jax.random.split(jax.random.key(5), 3)
@@ -204,16 +204,6 @@ def test_sequence_model_reads_no_latents_without_images(sequence, judged):
   np.testing.assert_array_equal(one.deterministic, other.deterministic)
 
 
-def test_without_stored_state_sequences_begin_with_zeros(make_dreamer, params, sequence, judged):
-  zeros = sequence._replace(initial_state=jax.tree.map(np.zeros_like, sequence.initial_state))
-  forgetful = make_dreamer(stored_state=False).model.rssm
-  found = jax.jit(lambda sequence: forgetful.infer(params, KEYS, sequence).features)(sequence)
-  expected = judged(zeros).posterior.features
-  for part, own in zip(found, expected, strict=True):
-    np.testing.assert_allclose(part, own, rtol=1e-5, atol=1e-6)
-  assert (np.abs(judged(sequence).posterior.features.state - expected.state) > 1e-3).any()
-
-
 def test_latent_depends_on_the_previous_action_and_not_on_its_own(sequence, judged):
   other = sequence._replace(action=with_values(sequence.action, (2, 2), 3))
   before, after = (judged(each).posterior for each in (sequence, other))
@@ -267,11 +257,11 @@ def test_noise_differs_between_steps_and_sequences(sequence, latents):
 
 # The loss.
 
-bootstrap_mask = jax.jit(world_model.bootstrap_mask, static_argnums=(1, 2))
+bootstrap_mask = jax.jit(world_model.bootstrap_mask, static_argnums=1)
 
 
 def test_every_module_and_member_has_a_gradient_at_the_start(model, fresh, sequence, judge):
-  learns = bootstrap_mask(sequence.identity, NUM_MEMBERS, 0.8)
+  learns = bootstrap_mask(sequence.identity, NUM_MEMBERS)
   assert (learns.sum(1) > 0).all()
   grads = judge(model, fresh, KEYS, sequence).grads
   for name in trained(fresh):
@@ -290,7 +280,7 @@ def test_every_layer_has_a_gradient_when_heads_are_not_zero(sequence, judged):
 
 def test_member_has_no_gradient_from_sequences_outside_its_bootstrap(sequence, judged):
   identity = np.arange(1000, dtype=np.uint32)
-  learns = np.asarray(bootstrap_mask(identity, NUM_MEMBERS, 0.8))
+  learns = np.asarray(bootstrap_mask(identity, NUM_MEMBERS))
   wanted = np.array([1.25, 0.0, 1.25], np.float32)
   chosen = identity_of(True, False, True)
   assert (learns[:, identity == chosen] == wanted[:, None]).all()
@@ -326,7 +316,7 @@ def test_continue_head_learns_termination_and_not_truncation(sequence, judged):
 def identity_of(*learns):
   """Identity of a sequence that just those members learn from."""
   identity = np.arange(1000, dtype=np.uint32)
-  masks = np.asarray(bootstrap_mask(identity, NUM_MEMBERS, 0.8)) > 0
+  masks = np.asarray(bootstrap_mask(identity, NUM_MEMBERS)) > 0
   return identity[(masks == np.array(learns)[:, None]).all(0)][0]
 
 
@@ -568,7 +558,7 @@ def test_images_are_flat_without_channels(make_dreamer):
 def test_small_image_is_part_of_the_state(make_dreamer):
   spec = specs.BoundedArray((9, 8, 3), np.uint8, 0, 255)
   config = make_dreamer('frames').config
-  model = dreamer_agent.make_dreamer(config, spec, specs.DiscreteArray(3)).model
+  model = registry.make_dreamer(config, spec, specs.DiscreteArray(3)).model
   params = jax.eval_shape(model.init, jax.random.key(0))
   assert model.networks.numbers.size == 9 * 8 * 3
   assert 'decoder' in params and not {'image_encoder', 'image_decoder'} & set(params)
@@ -591,25 +581,23 @@ def test_observation_and_its_multiple_have_different_embeddings(model, fresh, se
 
 def test_bootstrap_depends_only_on_identity():
   identity = np.array([5, 9, 5, 2**32 - 1], np.uint32)
-  mask, other = (
-    np.asarray(bootstrap_mask(ids, 4, 0.5)) for ids in (identity, identity[[1, 1, 1, 1]])
-  )
+  mask, other = (np.asarray(bootstrap_mask(ids, 4)) for ids in (identity, identity[[1, 1, 1, 1]]))
   assert mask.shape == (4, 4)
   np.testing.assert_array_equal(mask[:, 0], mask[:, 2])
   np.testing.assert_array_equal(mask[:, 1:2], other[:, :1])
 
 
 def test_bootstrap_selects_its_share_for_each_member_and_has_mean_one():
-  mask = np.asarray(bootstrap_mask(np.arange(4000, dtype=np.uint32), 5, 0.8))
+  mask = np.asarray(bootstrap_mask(np.arange(4000, dtype=np.uint32), 5))
   np.testing.assert_allclose(np.unique(mask), [0, 1.25])
   np.testing.assert_allclose(mask.mean(1), np.ones(5), atol=0.04)  # five standard deviations
   for k in range(1, 5):  # independent members agree on 0.68 of all sequences
     np.testing.assert_allclose((mask[k] == mask[0]).mean(), 0.68, atol=0.04)
 
 
-def test_bootstrap_share_of_one_masks_nothing():
-  mask = bootstrap_mask(np.arange(100, dtype=np.uint32), 5, 1.0)
-  np.testing.assert_array_equal(mask, np.ones((5, 100)))
+def test_single_member_learns_from_all_sequences():
+  mask = bootstrap_mask(np.arange(100, dtype=np.uint32), 1)
+  np.testing.assert_array_equal(mask, np.ones((1, 100)))
 
 
 # Precision, and the other latent.
@@ -738,7 +726,7 @@ def test_features_hold_memory_inputs_of_the_numbers_and_of_the_transition(make_d
   """They also hold the observed view of the numbers, but without images no stochastic state."""
   spec = environment.ViewSpec((3,), np.float32, -4, 4, lambda x: jnp.square(x[1:]))
   config = make_dreamer('masked').config
-  model = dreamer_agent.make_dreamer(config, spec, specs.DiscreteArray(3)).model
+  model = registry.make_dreamer(config, spec, specs.DiscreteArray(3)).model
   rng = np.random.default_rng(0)
   normal = lambda size: rng.normal(size=(6, 3, size)).astype(np.float32)
   deterministic, stochastic, observation, previous = map(normal, (8, 12, 3, 3 + 16))

@@ -42,10 +42,7 @@ def test_plain_agent_differs_only_in_compared_keys(preset):
   agent, learner = plain.agent, plain.learner
   assert (agent.ensemble_size, agent.novelty_scale) == (1, 0.0)
   assert agent.horizon_max == agent.horizon_min == 15
-  compared = (
-    'ensemble_size', 'bootstrap_share', 'novelty_scale',
-    'horizon_max', 'horizon_min', 'steps_per_chunk',
-  )  # fmt: skip
+  compared = ('ensemble_size', 'novelty_scale', 'horizon_max', 'horizon_min')
   back = {name: getattr(ours, name) for name in compared}
   assert dataclasses.replace(agent, **back) == ours
   assert learner == config.of_preset('dreamer', preset, 'catch').learner

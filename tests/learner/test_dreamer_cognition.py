@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scaling
-from small_dreamer import BATCH, COGNITION, NUM_STEPS, RATES, make_batch, make_dreamer
+from small_dreamer import BATCH, COGNITION, NUM_STEPS, RATES, make_batch, make_dreamer, read_of
 from trainer import Trainer, assert_same_step
 
+from hephaestus.agents.cognition import competence
+from hephaestus.agents.cognition import memory as memory_lib
 from hephaestus.agents.dreamer import dream, modules, rssm
-from hephaestus.agents.dreamer import memory as memory_lib
-from hephaestus.agents.dreamer.rewards import competence
 from hephaestus.learner import dreamer_update
 
 SIZE = COGNITION['memory_size']
@@ -175,21 +175,21 @@ def test_dream_begins_as_its_entry_was_stored():
   def remembered(params, key):
     latent = model.rssm.initial(count).latent
     latent = latent._replace(recalled=jnp.zeros((count, model.networks.recalled_size)))
-    zeros, features = jnp.zeros(count), model.networks.empty_features(count)
+    zeros, read = jnp.zeros(count), read_of(model.networks.empty_features(count))
     keys = jax.random.split(key, count)
-    start = dream.Start(latent, features, zeros, zeros > 0, (), zeros, zeros, keys)
+    start = dream.Start(latent, read, zeros, zeros, keys)
     found = dream.remembered(model, made.actor_critic, params, start, jnp.int32(1))
     return found._replace(keys=())
 
   found = jax.device_get(remembered(params, jax.random.key(0)))
-  assert found.remembered.all() and found.begins.all() and found.weight.all()
+  assert found.remembered.all() and found.weight.all()
   same = (found.latent.deterministic[:, None] == ring['start']['deterministic']).all(-1)
   np.testing.assert_array_equal(same.sum(-1), 1)
   entry = same.argmax(-1)
   assert len(set(entry)) > 1
   np.testing.assert_array_equal(found.latent.numbers, ring['start']['numbers'][entry])
-  np.testing.assert_array_equal(found.features.state, found.latent.deterministic)
-  assert found.novelty.min() > 0 and np.array_equal(found.context_inputs, found.novelty)
+  np.testing.assert_array_equal(found.read.features.state, found.latent.deterministic)
+  assert found.novelty.min() > 0
   nearest = found.latent.recalled[:, -1]  # the entry itself
   np.testing.assert_allclose(nearest, 1, atol=1e-5)
 

@@ -1,64 +1,17 @@
-"""Updates of agents with options that are not the default: salience, a Gaussian latent, cognition."""
+"""Losses and dreams of agents with options that are not the default: salience and vitals."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from dm_env import specs
-from small_dreamer import (
-  RATES,
-  make_batch,
-  make_dreamer,
-  random_features,
-)
-from trainer import Trainer
+from small_dreamer import RATES, make_batch, make_dreamer, random_features, starts_of
 
 from hephaestus.agents import experience
-from hephaestus.agents.dreamer import agent as dreamer_agent
-from hephaestus.agents.dreamer import dream
-from hephaestus.agents.dreamer.rewards import novelty as novelty_lib
+from hephaestus.agents.cognition import registry
+from hephaestus.agents.dreamer import dream, rssm
+from hephaestus.agents.dreamer import novelty as novelty_lib
 from hephaestus.learner import dreamer_update
-
-
-@pytest.fixture(scope='module')
-def dreamer():
-  """It learns only from imagination, without entropy and replayed steps."""
-  return make_dreamer(window=3, latent='gaussian', entropy_scale=0.0, replayed_value_scale=0.0)
-
-
-@pytest.fixture(scope='module')
-def one_device(dreamer):
-  return Trainer(dreamer_update.make_update(dreamer, RATES))
-
-
-def test_imagination_by_itself_trains_salience_actor_and_critic(dreamer, one_device):
-  """The critic's last layer begins with zeros, which hide it from salience in the first update."""
-  one_device.begin().step(make_batch(dreamer))
-  before = one_device.arrays().params['actor_critic']
-  one_device.step(make_batch(dreamer, seed=1))
-  after = one_device.arrays().params['actor_critic']
-  assert set(before) == {'salience', 'actor', 'explorer', 'critic', 'explorer_critic'}
-  for name in before:
-    same = jax.tree.map(np.array_equal, before[name], after[name])
-    assert not all(jax.tree.leaves(same)), name
-
-
-def test_wide_priors_hide_disagreement_only_from_the_clean_novelty(dreamer, one_device):
-  """The metrics also report how often clean novelty is positive."""
-
-  def step(bias):
-    params = one_device.begin().state.params['world_model']
-    prior, change = (params[name]['Dense_1'] for name in ('prior', 'average_change'))
-    prior['bias'] = prior['bias'].at[..., dreamer.config.stochastic_size :].set(bias)
-    change['kernel'] = jnp.zeros_like(change['kernel'])  # members agree on changes
-    metrics = one_device.step(make_batch(dreamer))
-    names = ('novelty', 'clean_novelty', 'clean_novelty_positive')
-    return [metrics[f'intrinsic/{name}'] for name in names]
-
-  novelty, clean, positive = step(3.0)  # variances of 13 and more
-  assert novelty > 1e-3 and clean == positive == 0
-  novelty, clean, positive = step(-10.0)  # of 0.01
-  assert novelty > 1 and clean > 0 and 0.1 < positive <= 1
 
 
 def test_value_loss_does_not_pool_over_the_end_of_an_episode():
@@ -77,7 +30,8 @@ def test_value_loss_does_not_pool_over_the_end_of_an_episode():
   # The critic's last layer begins with zeros, which would hide its context.
   policy = jax.tree.map(lambda x: random.normal(size=x.shape), state.params['actor_critic'])
   state = state._replace(params={'actor_critic': policy}, slow_critic=policy, step=np.int32(0))
-  loss = jax.jit(lambda features: learner._value_loss(state, batch, features))
+  step = lambda features: rssm.Step(None, features, None, None, None, batch.step_type == 0)
+  loss = jax.jit(lambda features: learner._value_loss(state, batch, step(features)))
   other = jax.tree.map(np.array, features)
   for part in other:
     part[2] += 10
@@ -102,7 +56,7 @@ def test_imagined_vitals_change_and_are_rewarded(survivor):
     posterior = model.rssm.infer(params['world_model'], keys, sequence)
     novelty = novelty_lib.novelty_of('information_gain', posterior.priors.moments())
     last = sequence.step_type == dreamer_update.LAST
-    start, _ = dream.starts(policy, {}, posterior, last, novelty, keys, num_steps=None)
+    start = starts_of(policy, {}, posterior, last, novelty, keys, num_steps=None)
     dreamt = dream.rollout(model, policy, params, slow, start, jnp.int32(4))
     return dreamt.rewards['survival'], dreamt.choice
 
@@ -116,7 +70,7 @@ def test_imagined_vitals_change_and_are_rewarded(survivor):
 
 def test_vitals_change_nothing_without_survival(survivor):
   """The same loss of the same parameters, and the same replay, as of an observation that names none."""
-  plain = dreamer_agent.make_dreamer(
+  plain = registry.make_dreamer(
     make_dreamer().config,
     {
       'bounded': specs.BoundedArray((3,), np.float32, 0, 1),

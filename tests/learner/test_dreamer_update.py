@@ -12,10 +12,10 @@ from small_dreamer import BATCH, NUM_STEPS, RATES, make_batch, make_dreamer
 from trainer import Trainer
 
 from hephaestus.agents import experience, returns
+from hephaestus.agents.cognition import survival
 from hephaestus.agents.dreamer import actor_critic, dream, intrinsic, rssm, world_model
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import targets as targets_lib
-from hephaestus.agents.dreamer.rewards import survival
 from hephaestus.learner import devices, dreamer_update
 
 TASK, NOVELTY = actor_critic.TASK, actor_critic.NOVELTY
@@ -179,12 +179,11 @@ def targets_of(dreamer, rewards, values, known=None, evidence=1.0, **of_dream):
   if known is not None:
     rewards[NOVELTY] = rewards[NOVELTY].at[:, : len(known[0])].set(jnp.float32(known))
   num_steps, batch = len(rewards[TASK]) - 1, len(rewards[TASK][0])
-  start = dream.Start(*[None] * 6, weight=jnp.ones(batch), keys=None)
+  start = dream.Start(None, None, None, weight=jnp.ones(batch), keys=None)
   dreamt = dream.Dream(
-    start=start, features=None, novelty=rewards[NOVELTY], mask=None, reward=rewards[TASK],
+    start=start, read=None, novelty=rewards[NOVELTY], mask=None, reward=rewards[TASK],
     choice=jnp.zeros((num_steps, batch), jnp.int32), discount=jnp.ones((num_steps + 1, batch)),
     values=values, slow_values=values, horizon=jnp.int32(num_steps),
-    context_inputs=None,
     rewards={name: rewards[name] for name in dreamer.model.rewards},
   )._replace(**of_dream)  # fmt: skip
   target = functools.partial(

@@ -15,8 +15,8 @@ import tiny
 
 from hephaestus.actors import actor, environments, rollout
 from hephaestus.actors import config as actors_config
-from hephaestus.agents.dreamer import agent as dreamer_agent
-from hephaestus.agents.dreamer import config as dreamer_config
+from hephaestus.agents.cognition import config as cognition_config
+from hephaestus.agents.cognition import registry
 from hephaestus.launch.files import metrics
 from hephaestus.learner import advice, checkpoint, dreamer_update, loop
 from hephaestus.learner import config as learner_config
@@ -42,8 +42,8 @@ class Parts:
 
   def __init__(self):
     environment = environments.make('catch', **tiny.CATCH)
-    self.dreamer = dreamer_agent.make_dreamer(
-      dreamer_config.DreamerConfig(**tiny.DREAMER, warm_up_updates=3),
+    self.dreamer = registry.make_dreamer(
+      cognition_config.CognitionConfig(**tiny.DREAMER, warm_up_updates=3),
       environment.observation_spec,
       environment.action_spec,
     )

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import tiny
 from dm_env import specs
-from small_dreamer import random_features
+from small_dreamer import random_features, read_of
 
 from hephaestus.actors import episodes, rollout
 from hephaestus.actors.environments import environment
 from hephaestus.agents import experience, masked_ppo
+from hephaestus.agents.cognition import config as cognition_config
+from hephaestus.agents.cognition import registry
 from hephaestus.agents.dreamer import actor_critic
-from hephaestus.agents.dreamer import agent as dreamer_agent
-from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.learner import config as learner_config
 from hephaestus.learner import devices as devices_lib
 from hephaestus.learner import dreamer_update, ppo_update
@@ -58,8 +58,8 @@ def world():
 def make_dreamer(world):
   """The model has one member, and so no novelty."""
   sizes = tiny.DREAMER | {'horizon_max': 2, 'ensemble_size': 1}
-  config = dreamer_config.DreamerConfig(**sizes, warm_up_updates=0, unimix=0.3)
-  return dreamer_agent.make_dreamer(config, world.observation_spec, world.action_spec)
+  config = cognition_config.CognitionConfig(**sizes, warm_up_updates=0, unimix=0.3)
+  return registry.make_dreamer(config, world.observation_spec, world.action_spec)
 
 
 def make_ppo(world):
@@ -121,8 +121,7 @@ def test_dreamer_samples_legal_choices_and_its_actor_learns_from_them(world):
   features = random_features(made, np.random.default_rng(0), num_steps, NUM_WORLDS)
   time_major = experience.time_major(sequence)
   steps = actor_critic.ImaginedSteps(
-    features=features,
-    history=(),
+    read=read_of(features),
     choice=time_major.action[:-1],
     mask=time_major.observation['action_mask'][:-1],
   )

@@ -58,13 +58,13 @@ def test_parts_are_on_where_they_suit_the_environment(capsys, env, options, off)
 
 def test_explicit_settings_win(capsys, tmp_path):
   """Values of a file win, too; a part without its size is off, and what needs it says so."""
-  (tmp_path / 'mine.yaml').write_text('agent: {workspace_score: source}\n')
+  (tmp_path / 'mine.yaml').write_text('agent: {workspace_score: learned}\n')
   own = ['agent.slots=5', 'agent.survival_scale=0', 'agent.memory_size=0']
   given = [*LAPTOP, '--env', IMAGE[0], '--config', tmp_path / 'mine.yaml', '--set', IMAGE[1], *own]
   agent = make('--cognition', *given).agent
   assert (agent.slots, agent.survival_scale, agent.memory_size) == (5, 0, 0)
   assert (agent.memory_dream_share, agent.empowerment_scale) == (0, 1)
-  assert (agent.workspace_size, agent.workspace_score) == (4, 'source')
+  assert (agent.workspace_size, agent.workspace_score) == (4, 'learned')
   line = capsys.readouterr().out
   assert 'switches on slots, empowerment (agent.empowerment_scale=1.0)' in line
   assert 'survival (agent.survival_scale=0 is given)' in line

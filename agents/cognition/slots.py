@@ -14,7 +14,7 @@ flattened, [..., S D]; zeros are a cleared state.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -22,6 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from hephaestus.agents import kernels, networks
+from hephaestus.agents import observation as observation_lib
+from hephaestus.agents.dreamer import modules, sockets
 
 Tree = Any
 NAME = 'slots'  # of their parameters in the world model's
@@ -173,9 +175,28 @@ def places(height: int, width: int) -> jax.Array:
   return jnp.asarray(np.stack([row, column, *waves], axis=-1), jnp.float32)
 
 
+def make_slots(networks: modules.Networks) -> 'Slots':
+  """The slots of the observation's image.
+
+  Raises:
+    ValueError: the observation does not have just one image.
+  """
+  config, images = networks.config, networks.codec.image_specs
+  if len(images) != 1:
+    least = observation_lib.SMALLEST_IMAGE
+    raise ValueError(
+      f'agent.slots={config.slots}: slots are of one image, [height, width, channels] of at least {least} '
+      f'x {least}, and this observation has {len(images) or "none"}; set agent.slots=0'
+    )
+  context = config.deterministic_size + networks.latent_size + networks.previous_size
+  return Slots(
+    images[0].shape, config.slots, config.slot_size, context, config.hidden_size, config.dtype
+  )
+
+
 @dataclasses.dataclass(frozen=True)
 class Slots:
-  """Slots of an image, observed or imagined; it holds no arrays, and its methods are pure.
+  """Slots of an image, observed or imagined, a perception of the dreamer: see `sockets.Perception`.
 
   Attributes:
     shape: (H, W, C) of the image.
@@ -194,6 +215,7 @@ class Slots:
   cell_size: int
   dtype: Any = jnp.float32
   num_rounds: int = 2
+  name: ClassVar[str] = NAME
 
   @property
   def width(self) -> int:
@@ -290,3 +312,34 @@ class Slots:
     painted = self._apply(params, 'painter', self._split(slots)).astype(jnp.float32)
     masks = jax.nn.softmax(painted[..., -1], axis=-3)
     return jnp.sum(masks[..., None] * painted[..., :-1], axis=-4), masks
+
+  def loss(
+    self, params: Tree, keys: jax.Array, steps: sockets.Percepts
+  ) -> tuple[jax.Array, sockets.Metrics]:
+    """Loss [] of the slots' image and of their prediction, and metrics [] by name.
+
+    The image of PAINTED random steps of each sequence counts; the error of predicted slots is the squared
+    one, 0 at FIRST, to which no transition leads.
+    """
+    slots = steps.percept
+    num_steps, batch = slots.shape[:2]
+    count = min(PAINTED, num_steps)
+    # Numbers of steps are folded in elsewhere, and `num_steps` by empowerment.
+    keys = jax.vmap(lambda key: jax.random.fold_in(key, num_steps + 1))(keys)
+    choose = lambda key: jax.random.permutation(key, num_steps)[:count]
+    step = jax.vmap(choose, out_axes=1)(keys)  # [count, B]
+    pick = lambda x: x[step, jnp.arange(batch)]
+    painted, masks = self.paint(params, pick(slots))
+    image_loss = jnp.mean(steps.image_loss(painted, pick(steps.images)))
+
+    stop = jax.lax.stop_gradient
+    before = stop(steps.before)
+    difference = lambda x: jnp.square(x.astype(jnp.float32) - stop(slots).astype(jnp.float32))
+    error = lambda x: jnp.mean(jnp.where(steps.follows, jnp.sum(difference(x), axis=-1), 0.0))
+    change_error = error(self.imagine(params, before, steps.context))
+    return image_loss + change_error, {
+      'used': jnp.mean(jnp.sum(jnp.max(masks, axis=(-2, -1)) > 0.5, axis=-1).astype(jnp.float32)),
+      'image': image_loss,
+      'change': error(before) / slots.shape[-1],
+      'change_error': change_error / slots.shape[-1],
+    }

@@ -1,7 +1,7 @@
 """Workspace: a bottleneck in front of the actor, which reads only the k candidates of best score.
 
     score_i   query(h) key(x_i) / sqrt(32) + N_i + 0.6 dN_i + 0.4 sqrt(ln t / n_i) + 1.5 D_i
-    open_i    score_i is among the k = `workspace_size` largest, and above `workspace_cost`
+    open_i    score_i is among the k = `workspace_size` largest, and above 0
     read      actor([open_1 x_1, ..., open_1, ...])      critic(everything)
 
 over candidates i: parts x_i of the observation (its leaves, or groups of the numbers of a single array, see
@@ -30,7 +30,6 @@ at which the gate would switch. Competition of candidates by keys and a query is
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -39,14 +38,13 @@ import numpy as np
 
 from hephaestus.agents import networks
 from hephaestus.agents import observation as observation_lib
-from hephaestus.agents.dreamer import config as dreamer_config
-from hephaestus.agents.dreamer import rssm
-from hephaestus.agents.dreamer.contexts import context as context_lib
-from hephaestus.agents.dreamer.rewards import novelty as novelty_lib
-from hephaestus.agents.dreamer.rewards import survival
+from hephaestus.agents.cognition import survival
+from hephaestus.agents.dreamer import modules, rssm, sockets
+from hephaestus.agents.dreamer import novelty as novelty_lib
+from hephaestus.agents.dreamer import numbers as numbers_lib
 
-Features = context_lib.Features
-Tree = context_lib.Tree
+Features = modules.Features
+Tree = sockets.Tree
 
 NAME = 'workspace'
 KEY_SIZE = 32
@@ -75,7 +73,7 @@ class Terms(NamedTuple):
 
 
 class Past(NamedTuple):
-  """The module's memory (see `context.Context`): what scores need of the episode's earlier steps.
+  """The module's memory: what scores need of the episode's earlier steps.
 
   Attributes:
     novelty: [..., N] float32, novelty of each candidate at the step before.
@@ -88,29 +86,15 @@ class Past(NamedTuple):
   steps: jax.Array
 
 
-class GateHistory(NamedTuple):
-  """The module's history of R steps, see `context.Context`.
-
-  Attributes:
-    before: the memory before each step, [R, B, ...].
-    bonus: [R, B, N] float32, the scores without the learned term.
-  """
-
-  before: Past
-  bonus: jax.Array
-
-
 @dataclasses.dataclass(frozen=True)
-class Workspace(context_lib.Context):
+class Workspace(sockets.Context):
   """The workspace as a context module, for the specs of one environment; only actors read its context.
 
   Raises:
     ValueError: the observation has an image for a CNN, or fewer candidates than `workspace_size`.
   """
 
-  @classmethod
-  def is_on(cls, config: dreamer_config.DreamerConfig) -> bool:
-    return config.workspace_size > 0
+  replaces_features = True
 
   def __post_init__(self):
     networks = self.networks
@@ -137,7 +121,7 @@ class Workspace(context_lib.Context):
   @functools.cached_property
   def _owner(self) -> np.ndarray:
     """[I] int, index of the candidate to which each number of `_contents` belongs."""
-    config, parts = self.networks.config, self.networks.numbers.parts
+    config, parts = self.networks.config, parts_of_inputs(self.networks.numbers)
     recalled = np.full(self.networks.recalled_size, len(self.names) - 1)
     first = len(observation_lib.parts(self.networks.codec.flat_spec).names)
     slots = np.repeat(first + np.arange(config.slots), config.slot_size)
@@ -155,17 +139,8 @@ class Workspace(context_lib.Context):
   def size(self) -> int:
     return len(self._owner) + len(self.names)
 
-  @property
-  def of_critic(self) -> context_lib.Context:
-    return context_lib.Context(self.networks)
-
-  def towers(self, features: Features, context: jax.Array) -> context_lib.Towers:
-    return (), (context,)
-
   def modules(self) -> dict[str, tuple[networks.MLP, int]]:
     config, count = self.networks.config, len(self.names)
-    if config.workspace_score not in ('learned', GAIN):
-      return {}
     mlp = lambda scale: networks.MLP(config.hidden_size, 1, KEY_SIZE, scale, raw=True)
     width = self._places[0].shape[1] + count
     scores = {'query': (mlp(1.0), config.deterministic_size), 'key': (mlp(0.1), width)}
@@ -178,10 +153,10 @@ class Workspace(context_lib.Context):
 
   def inputs(self, params: Tree, step: rssm.Step, novelty: jax.Array) -> Terms:
     """Terms of the scores at a step, from the members' predicted changes of each of its numbers."""
-    means, variances = self.networks.numbers.changes_of_inputs(step.priors.change)
+    means, variances = changes_of_inputs(self.networks.numbers, step.priors.change)
     kind = self.networks.config.novelty
     gain = novelty_lib.novelty_of(kind, ((means[..., None], variances[..., None], 0.0),))
-    parts = self.networks.numbers.parts[: gain.shape[-1]]
+    parts = parts_of_inputs(self.networks.numbers)[: gain.shape[-1]]
     share = (parts[:, None] == np.arange(len(self.names))).astype(np.float32)
     share /= np.maximum(share.sum(axis=0), 1)
     novelty = jnp.matmul(gain, share, precision=jax.lax.Precision.HIGHEST)
@@ -202,8 +177,6 @@ class Workspace(context_lib.Context):
 
   def _learned(self, params: Tree, features: Features) -> jax.Array:
     """The learned term at features [..., ...], [..., N] float32."""
-    if not self.modules():
-      return jnp.zeros((*features.state.shape[:-1], len(self.names)))
     candidates = self._candidates(features)
     belief = features.state.astype(jnp.float32)
     # Bounded, so that what is learned does not soon outweigh the other terms at every step.
@@ -226,16 +199,16 @@ class Workspace(context_lib.Context):
     return contents, jnp.broadcast_to(identity, (*contents.shape[:-1], len(self.names)))
 
   def loss(
-    self, params: Tree, features: Features, action: jax.Array, error: jax.Array
+    self, params: Tree, read: sockets.PolicyInputs, action: jax.Array, error: jax.Array
   ) -> jax.Array | None:
     """See `Context.loss`: the negative likelihood of the mixture, see the module's docstring."""
     if self.networks.config.workspace_score != GAIN:
       return None
-    candidates = self._candidates(features)
+    candidates = self._candidates(read.features)
     actions = jnp.broadcast_to(action[..., None, :], (*candidates[0].shape[:-1], action.shape[-1]))
     head, _ = self.modules()[GAIN]
     expected = networks.apply(head, params[GAIN], *candidates, actions)[..., 0]
-    weight = self._learned(params, features) - np.float32(np.log(len(self.names)))
+    weight = self._learned(params, read.features) - np.float32(np.log(len(self.names)))
     mixture = jax.nn.logsumexp(weight - jnp.square(error[..., None] - expected) / 2, axis=-1)
     return -mixture - EVENNESS * weight.mean(axis=-1)
 
@@ -245,35 +218,27 @@ class Workspace(context_lib.Context):
 
   def _bonus(self, before: Past, terms: Terms) -> jax.Array:
     """Scores without the learned term, [..., N] float32."""
-    config, shape = self.networks.config, terms.novelty.shape
-    if config.workspace_score == 'random':
-      draw = lambda step: jax.random.uniform(
-        jax.random.fold_in(jax.random.key(0), step), shape[-1:]
-      )
-      steps = before.steps.astype(jnp.int32)
-      return config.workspace_cost + jax.vmap(draw)(steps.reshape(-1)).reshape(shape)
-    if config.workspace_score == 'fixed':
-      order = 1.0 - jnp.arange(shape[-1]) / shape[-1]
-      return config.workspace_cost + jnp.broadcast_to(order, shape)
-    visits = jnp.sqrt(jnp.log(before.steps)[..., None] / before.opened)
-    change = terms.novelty - before.novelty
+    # Both are 0 at steps that no dream has reached.
+    steps, opened = jnp.maximum(before.steps, 1.0), jnp.maximum(before.opened, 1.0)
+    visits = jnp.sqrt(jnp.log(steps)[..., None] / opened)
+    change = jnp.where(before.steps[..., None] > 1, terms.novelty - before.novelty, 0.0)
     bonus = NOVELTY * terms.novelty + CHANGE * change + VISITS * visits + VITALS * terms.lack
     return jax.lax.stop_gradient(bonus)
 
   def gate(self, scores: jax.Array) -> jax.Array:
-    """Gates [..., N] float32 from scores [..., N]: 1 for the k best above `workspace_cost`, else 0.
+    """Gates [..., N] float32 from scores [..., N]: 1 for the k best above 0, else 0.
 
     Among equal scores the first are open. The gradient is straight-through, see the module's docstring.
     """
-    config, place = self.networks.config, np.arange(scores.shape[-1])
+    place = np.arange(scores.shape[-1])
     one, other = scores[..., :, None], scores[..., None, :]
     passed_by = (other > one) | ((other == one) & (place < place[:, None]))
-    best = jnp.sum(passed_by, axis=-1) < config.workspace_size
+    best = jnp.sum(passed_by, axis=-1) < self.networks.config.workspace_size
     least = jnp.min(jnp.where(best, scores, jnp.inf), axis=-1, keepdims=True)
     next_ = jnp.max(jnp.where(best, -jnp.inf, scores), axis=-1, keepdims=True)
-    rival = jnp.maximum(jnp.where(best, next_, least), config.workspace_cost)
+    rival = jnp.maximum(jnp.where(best, next_, least), 0.0)
     soft = jax.nn.sigmoid(scores - rival)
-    is_open = (best & (scores > config.workspace_cost)).astype(jnp.float32)
+    is_open = (best & (scores > 0)).astype(jnp.float32)
     return is_open + (soft - jax.lax.stop_gradient(soft))
 
   def _read(self, features: Features, gate: jax.Array) -> jax.Array:
@@ -282,79 +247,69 @@ class Workspace(context_lib.Context):
     gate = gate.astype(contents.dtype)
     return jnp.concatenate([gate[..., self._owner] * contents, gate], axis=-1)
 
-  def explain(self, context: jax.Array) -> Tree:
-    """The gates in [..., C] contexts, `open`: [...] float32 for each candidate by its name."""
-    gates = context[..., len(self._owner) :]
-    return {'open': {name: gates[..., i] for i, name in enumerate(self.names)}}
-
   # As a context module.
 
   def initial(self, batch: int) -> Past:
     candidates = (batch, len(self.names))
     return Past(jnp.zeros(candidates), jnp.ones(candidates), jnp.ones(batch))
 
-  def _step(
-    self, memory: Past, terms: Terms, begins: jax.Array
-  ) -> tuple[Past, GateHistory, jax.Array]:
-    """One step [B, ...]: the next memory, its history without an axis of steps, and its gates."""
-    initial = self.initial(len(begins))._replace(novelty=terms.novelty)
-    clear = lambda new, old: jnp.where(begins.reshape(-1, *[1] * (old.ndim - 1)), new, old)
-    memory = jax.tree.map(clear, initial, memory)
-    bonus = self._bonus(memory, terms)
-    gate = jax.lax.stop_gradient(self.gate(terms.learned + bonus))
-    after = Past(terms.novelty, memory.opened + gate, memory.steps + 1)
-    return after, GateHistory(memory, bonus), gate
+  def advance(self, read: sockets.PolicyInputs) -> Past:
+    before, terms = read.memory, read.own
+    gate = jax.lax.stop_gradient(self.gate(terms.learned + self._bonus(before, terms)))
+    return Past(terms.novelty, before.opened + gate, before.steps + 1)
 
-  def advance(
-    self, params: Tree, memory: Past, features: Features, inputs: Terms, begins: jax.Array
-  ) -> tuple[Past, jax.Array]:
-    memory, _, gate = self._step(memory, inputs, begins)
-    return memory, self._read(features, gate)
+  def pool(self, params: Tree, read: sockets.PolicyInputs) -> jax.Array:
+    return self._read(read.features, self.gates(params, read))
 
-  def replayed(self, features: Features, inputs: Terms, begins: jax.Array) -> GateHistory:
-    return self._follow(self.initial(begins.shape[1]), inputs, begins.at[0].set(True))
-
-  def memory_at(self, history: GateHistory, step: jax.Array, stream: jax.Array) -> Past:
-    memory: Past = jax.tree.map(lambda x: x[step, stream], history.before)
-    return memory
-
-  def imagined(
-    self, memory: Past, features: Features, inputs: Terms, begins: jax.Array
-  ) -> GateHistory:
-    all_begins = jnp.zeros(inputs.novelty.shape[:2], bool).at[0].set(begins)
-    return self._follow(memory, inputs, all_begins)
-
-  def _follow(self, memory: Past, terms: Terms, begins: jax.Array) -> GateHistory:
-    step = lambda memory, inputs: self._step(memory, *inputs)[:2]
-    _, history = jax.lax.scan(step, memory, (terms, begins))
-    return history
-
-  def pool(self, params: Tree, history: GateHistory, features: Features) -> jax.Array:
-    return self._read(features, self.gates(params, history, features))
-
-  def gates(self, params: Tree, history: GateHistory, features: Features) -> jax.Array:
-    """Gates [R, B, N] float32 of the R steps of a history, whose features are [R, B, ...]."""
-    learned = self._learned(params, features)
+  def gates(self, params: Tree, read: sockets.PolicyInputs) -> jax.Array:
+    """Gates of steps, [..., N] float32, with their gradient."""
+    learned = self._learned(params, read.features)
     if self.networks.config.workspace_score == GAIN:
       learned = jax.lax.stop_gradient(learned)
-    return self.gate(learned + history.bonus)
+    return self.gate(learned + self._bonus(read.memory, read.own))
+
+  def shown(self, params: Tree, read: sockets.PolicyInputs) -> Tree:
+    """The gates, `open`: [...] float32 for each candidate by its name."""
+    gates = self.gates(params, read)
+    return {'open': {name: gates[..., i] for i, name in enumerate(self.names)}}
 
   def metrics(
-    self,
-    params: Tree,
-    history: GateHistory,
-    features: Features,
-    mean: Callable[[jax.Array], jax.Array],
-  ) -> dict[str, jax.Array]:
+    self, params: Tree, read: sockets.PolicyInputs, mean: sockets.Mean
+  ) -> sockets.Metrics:
     """Metrics of the share of steps at which each candidate is open.
 
     Returns:
       By name after `workspace/`, [] float32: `open`, mean number of open candidates; `entropy` of the shares
       scaled to sum 1, nats; and each candidate's share as `share_` and its name.
     """
-    share = mean(self.gates(params, history, features).mean(axis=(0, 1)))
+    share = mean(self.gates(params, read).mean(axis=(0, 1)))
     total = jnp.sum(share)
     entropy = jnp.sum(jax.scipy.special.entr(share / jnp.maximum(total, 1e-8)))
     shares = {f'share_{name}': share[i] for i, name in enumerate(self.names)}
     found = {'open': total, 'entropy': entropy} | shares
     return {f'{NAME}/{name}': x for name, x in found.items()}
+
+
+def parts_of_inputs(numbers: numbers_lib.Numbers) -> np.ndarray:
+  """[input_size] int, index of the observation's part, see `observation.parts`, of each of the inputs."""
+  found = observation_lib.parts(numbers.spec)
+  of_inputs = [np.zeros(0, int)]
+  for kind in numbers.kinds:
+    own = found.owner[kind.indices]
+    of_inputs += [own, np.repeat(own, kind.num_levels)]
+  leaves = jax.tree.leaves(observation_lib.without_mask(numbers.spec))
+  shown = [observation_lib.view_size(leaf) for leaf in leaves]
+  return np.concatenate([*of_inputs, np.repeat(found.of_views, shown)])
+
+
+def changes_of_inputs(
+  numbers: numbers_lib.Numbers, change: numbers_lib.Change
+) -> tuple[jax.Array, jax.Array]:
+  """Estimates the change of each of the I inputs other than views from changes along random directions.
+
+  Returns:
+    Means and variances, [..., I] float32, in the (squared) units of `change`, [..., C].
+  """
+  back = numbers.directions.T / numbers.num_changes  # the directions are nearly orthogonal
+  product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+  return product(change.mean, back), product(change.variance, np.square(back))

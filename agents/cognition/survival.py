@@ -11,14 +11,14 @@ import jax.numpy as jnp
 from hephaestus.agents import experience
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import rssm as rssm_lib
-from hephaestus.agents.dreamer.rewards import reward as reward_lib
+from hephaestus.agents.dreamer import sockets
 
 Tree = Any
 NAME = 'survival'
 
 
 @dataclasses.dataclass(frozen=True)
-class Survival(reward_lib.Reward):
+class Survival(sockets.Reward):
   """The reward of survival; see `reduction`.
 
   Raises:
@@ -58,7 +58,7 @@ class Survival(reward_lib.Reward):
     replayed: rssm_lib.Step,
     sequence: experience.Sequence,
     expected: jax.Array,
-  ) -> tuple[jax.Array | float, reward_lib.Metrics]:
+  ) -> tuple[jax.Array | float, sockets.Metrics]:
     """See `Reward.loss`; there is nothing to learn, and the error of decoded vitals is a metric."""
     error = jnp.abs(self.read(expected) - self.read(replayed.latent.numbers)).mean(-1)
     return 0.0, {'intrinsic/vital_error': jnp.where(replayed.first, 0.0, error).mean()}
@@ -71,9 +71,7 @@ class Survival(reward_lib.Reward):
       self.vitals.set_points,
     )
 
-  def metrics(
-    self, params: Tree, replayed: rssm_lib.Step, rewards: jax.Array
-  ) -> reward_lib.Metrics:
+  def metrics(self, params: Tree, replayed: rssm_lib.Step, rewards: jax.Array) -> sockets.Metrics:
     """Means over replayed steps of the reward and of each vital."""
     means = jnp.mean(self.read(replayed.latent.numbers), axis=(0, 1))
     vitals = {f'vital_{name}': means[i] for i, name in enumerate(self.vitals.names)}

@@ -28,7 +28,7 @@ from hephaestus.agents import networks as networks_lib
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import modules as modules_lib
 from hephaestus.agents.dreamer import rssm as rssm_lib
-from hephaestus.agents.dreamer.rewards import reward as reward_lib
+from hephaestus.agents.dreamer import sockets
 
 Tree = Any
 LAST = int(dm_env.StepType.LAST)
@@ -41,7 +41,7 @@ SHARE = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Empowerment(reward_lib.Reward):
+class Empowerment(sockets.Reward):
   """The reward of empowerment, as a share of its maximum, ln A.
 
   Its mean is not subtracted: where an action decides nothing, ending an episode costs nothing.
@@ -94,9 +94,7 @@ class Empowerment(reward_lib.Reward):
   def reward(self, params: Tree, before: rssm_lib.Step, after: rssm_lib.Step) -> jax.Array:
     return self.nats(params, after.features) / np.log(self.rssm.networks.actions.size)
 
-  def metrics(
-    self, params: Tree, replayed: rssm_lib.Step, rewards: jax.Array
-  ) -> reward_lib.Metrics:
+  def metrics(self, params: Tree, replayed: rssm_lib.Step, rewards: jax.Array) -> sockets.Metrics:
     """The mean over all replayed steps, those at which an episode begins included."""
     return {self.name: self.reward(params, replayed, replayed).mean()}
 
@@ -111,7 +109,7 @@ class Empowerment(reward_lib.Reward):
     replayed: rssm_lib.Step,
     sequence: experience.Sequence,
     expected: jax.Array,
-  ) -> tuple[jax.Array, reward_lib.Metrics]:
+  ) -> tuple[jax.Array, sockets.Metrics]:
     """See `Reward.loss` and `variational_loss`."""
     keys = jax.vmap(lambda key: jax.random.fold_in(key, len(sequence.reward)))(keys)
     legal = observation_lib.action_mask(sequence.observation)
@@ -176,6 +174,6 @@ class Empowerment(reward_lib.Reward):
       jax.vmap(choose)(member_key),
       jax.vmap(self.rssm.imagined_noise)(noise_key),
     )
-    numbers = tuple(self.rssm.read(frozen, x.numbers, x.slots) for x in (latent, imagined.latent))
+    numbers = tuple(self.rssm.read(frozen, x.numbers, x.percept) for x in (latent, imagined.latent))
     outputs = self._apply(params, INVERSE, (latent.deterministic,), numbers)
     return distributions.MaskedCategorical.from_logits(outputs, legal).log_prob(action)

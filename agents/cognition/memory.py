@@ -18,7 +18,7 @@ though no optimizer changes them, so they are saved and published with the polic
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import dm_env
 import jax
@@ -27,6 +27,7 @@ import numpy as np
 
 from hephaestus.agents import distributions, experience, networks, returns
 from hephaestus.agents import observation as observation_lib
+from hephaestus.agents.dreamer import modules, rssm, sockets
 from hephaestus.agents.dreamer import numbers as numbers_lib
 
 Tree = Any
@@ -49,10 +50,10 @@ SAME = 0.99
 """Weight in a read above which the observation is the entry's own, so that its latent is renewed."""
 MOST_RENEWED = 32
 """Most latents that one update renews."""
+TTL = 5000
+"""Updates after which an entry that no replayed step reads is cleared."""
 NEAREST = 3
 """Number of most similar entries that `nearest` returns, for display."""
-NAME = 'memory'
-"""The name of the ring among the parameters."""
 ACTED = ('key', 'action', 'return_', 'written')
 """Arrays of the ring that acting reads; the others are not published."""
 
@@ -109,9 +110,28 @@ class Offer(NamedTuple):
   start: dict[str, jax.Array]
 
 
+def make_memory(network: modules.Networks) -> 'EpisodicMemory':
+  """The episodic memory of an environment, of the size in the config."""
+  config = network.config
+  starts = {
+    'deterministic': config.deterministic_size,
+    'stochastic': network.latent_size,
+    'numbers': network.numbers.size,
+    'previous': network.previous_size,
+  } | ({'percept': network.percept_width} if network.perception else {})
+  return EpisodicMemory(
+    config.memory_size,
+    network.actions,
+    network.numbers,
+    network.codec,
+    config,
+    starts if config.memory_dream_share else {},
+  )
+
+
 @dataclasses.dataclass(frozen=True)
 class EpisodicMemory:
-  """The memory of one environment; every method is a pure function of the ring.
+  """The memory of one environment, see `sockets.Memory`; every method is a pure function of the ring.
 
   The ring is a dict of arrays: `key` [C, KEY_SIZE], `action` [C, A] and `return_` [C] float32;
   `written` [C] int32, the update from which on an entry may be read, 0 where there is none; `used`
@@ -121,22 +141,24 @@ class EpisodicMemory:
 
   Attributes:
     size: C, number of entries.
-    ttl: updates after which an unread entry is cleared.
     actions: actions of the environment.
     numbers: numbers of its observations.
     codec: encoding of its observations, with their images.
+    config: sizes and constants of the agent.
     starts: names and widths of the arrays of `start`; empty if no dream begins at entries.
   """
 
   size: int
-  ttl: int
   actions: distributions.Actions
   numbers: numbers_lib.Numbers
   codec: observation_lib.Codec
+  config: Any
   starts: dict[str, int] = dataclasses.field(default_factory=dict)
 
+  acted: ClassVar[tuple[str, ...]] = ACTED
+
   @property
-  def recalled_size(self) -> int:
+  def width(self) -> int:
     """R, the width of `recalled`."""
     return 2 * self.actions.size + 1 if self.actions.discrete else self.actions.size + 3
 
@@ -216,6 +238,19 @@ class EpisodicMemory:
       weight=weight,
     )
 
+  def recall(
+    self, held: Tree, observation: Tree, version: jax.Array | None = None
+  ) -> tuple[jax.Array, Recall]:
+    """See `sockets.Memory.recall`."""
+    found = self.read(held, self.key(observation), version)
+    return self.recalled(found), found
+
+  def explain(self, held: Tree, recall: Recall) -> dict[str, jax.Array]:
+    """Value and evidence of what was recalled, and the fields of `nearest`."""
+    nearest = self.nearest(held, recall)._asdict()
+    shown = {f'nearest_{name.strip("_")}': x for name, x in nearest.items()}
+    return {'recalled_value': recall.value, 'recalled_evidence': recall.evidence} | shown
+
   def nearest(self, ring: Tree, recall: Recall) -> Nearest:
     """The NEAREST entries with the largest weights."""
     weight, index = jax.lax.top_k(recall.weight, min(NEAREST, self.size))
@@ -241,6 +276,32 @@ class EpisodicMemory:
     count = len(self.actions.num_choices) or 1
     known = jnp.sum(chosen * recall.evidence, axis=-1) > count * LEAST_EVIDENCE
     return jnp.where(known, jnp.sum(chosen * recall.value, axis=-1) / count, value)
+
+  def updated(
+    self,
+    held: Tree,
+    recall: Recall,
+    replayed: sockets.Replayed,
+    update: jax.Array,
+    batch: sockets.Batch,
+  ) -> tuple[Tree, sockets.Metrics]:
+    """See `sockets.Memory.updated`: writes the most surprising steps of the batch."""
+    sequence, config = replayed.sequence, self.config
+    # By all that is remembered by now, so that nothing is written each time that it is replayed.
+    _, known = self.recall(held, sequence.observation)
+    kept = replayed.step.latent._asdict() | {'previous': replayed.step.previous}
+    start = {name: kept[name] for name in self.starts}
+    offer = self.offer(
+      known, sequence, replayed.value, start, gamma=config.gamma, lambda_=config.lambda_
+    )
+    gathered = jax.tree.map(batch.gather, most_surprising(offer))
+    everyone = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), gathered)
+    renewed = batch.largest(self.renewed(recall).astype(jnp.int32)) > 0
+    if self.starts:
+      last = sequence.step_type == LAST
+      held = self.renew_starts(held, recall, start, last, update, batch.gather)
+    held = self.write(held, everyone, renewed, update)
+    return held, self.metrics(held, recall, update)
 
   def offer(
     self,
@@ -284,7 +345,7 @@ class EpisodicMemory:
   def write(self, ring: Tree, offer: Offer, renewed: jax.Array, update: jax.Array) -> Tree:
     """The ring after an update, with the most surprising offers in place of the least recently used.
 
-    An entry that no step has read for more than `ttl` updates has expired, and is empty.
+    An entry that no step has read for more than TTL updates has expired, and is empty.
 
     Args:
       ring: the entries before the update.
@@ -295,7 +356,7 @@ class EpisodicMemory:
     """
     now = update + 1
     used = jnp.where(renewed, now, ring['used'])
-    fresh = now - used <= self.ttl
+    fresh = now - used <= TTL
     written, used = (jnp.where(fresh, x, 0) for x in (ring['written'], used))
     best = most_surprising(offer)
     # The most surprising first, so those that are not worth it come last.
@@ -351,7 +412,7 @@ class EpisodicMemory:
     return ring | {'start': jax.tree.map(put, ring['start'], start), 'stored': stored}
 
   def seeds(self, ring: Tree, random: jax.Array, update: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Draws entries at which dreams begin, all equally often that have a latent at most `ttl` updates old.
+    """Draws entries at which dreams begin, all equally often that have a latent at most TTL updates old.
 
     Args:
       ring: the entries.
@@ -361,11 +422,36 @@ class EpisodicMemory:
     Returns:
       Index of an entry, [N] int32, and whether there is any, [] bool.
     """
-    fresh = (ring['written'] > 0) & (update + 1 - ring['stored'] <= self.ttl)
+    fresh = (ring['written'] > 0) & (update + 1 - ring['stored'] <= TTL)
     count = jnp.sum(fresh)
     first = jnp.argsort(~fresh, stable=True)
     index = jnp.minimum((random * count).astype(jnp.int32), jnp.maximum(count - 1, 0))
     return first[index], count > 0
+
+  @property
+  def can_begin(self) -> bool:
+    return bool(self.starts)
+
+  def begin(
+    self, held: Tree, keys: jax.Array, update: jax.Array
+  ) -> tuple[jax.Array, rssm.Latent, jax.Array]:
+    """See `sockets.Memory.begin`: a share of `memory_dream_share` of the dreams, at entries of `seeds`.
+
+    Their latents are of the replayed steps that wrote or last renewed the entries; what memory recalls there
+    is read anew, as acting would.
+    """
+    share, which = jax.vmap(lambda key: jax.random.uniform(key, (2,)), out_axes=1)(keys)
+    entry, is_any = self.seeds(held, which, update)
+    kept = {name: x[entry] for name, x in held['start'].items()}
+    cast = {name: x.astype(self.config.dtype) for name, x in kept.items() if name != 'numbers'}
+    latent = rssm.Latent(
+      deterministic=cast['deterministic'],
+      stochastic=cast['stochastic'],
+      numbers=kept['numbers'],
+      recalled=self.recalled(self.read(held, held['key'][entry])),
+      percept=cast.get('percept'),
+    )
+    return is_any & (share < self.config.memory_dream_share), latent, cast['previous']
 
   def metrics(self, ring: Tree, recall: Recall, update: jax.Array) -> dict[str, jax.Array]:
     """Metrics of a ring after an update, and of the reads at this device's steps.
@@ -402,14 +488,6 @@ def most_surprising(offer: Offer) -> Offer:
 def _by_sequence(x: jax.Array) -> jax.Array:
   """[T, B, ...] arrays as [B T, ...], one sequence after another."""
   return jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:])
-
-
-def before(recalled: jax.Array | None, first: jax.Array) -> jax.Array | None:
-  """Shifts [T, B, R] inputs, recalled at each step, to the step after; zeros at FIRST and at step 0."""
-  if recalled is None:
-    return None
-  shifted = jnp.concatenate([jnp.zeros_like(recalled[:1]), recalled[:-1]])
-  return jnp.where(first[..., None], 0.0, shifted)
 
 
 def _product(x: jax.Array, y: Any) -> jax.Array:

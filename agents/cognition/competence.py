@@ -18,16 +18,14 @@ projection are as in Tang et al. (2017), "#Exploration". Regions that no batch h
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hephaestus.agents.dreamer import modules
+from hephaestus.agents.dreamer import modules, sockets
 from hephaestus.agents.dreamer import rssm as rssm_lib
-from hephaestus.agents.dreamer.rewards import reward as reward_lib
 
 Tree = Any
 NAME = 'competence'
@@ -41,7 +39,7 @@ MARGIN = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
-class Competence(reward_lib.Reward):
+class Competence(sockets.Reward):
   """The reward of competence, which an explorer maximises; see the equations of this module.
 
   Its running statistics are `mean` [BITS], the mean of P x over updates, their number `updates` [], and by
@@ -61,31 +59,30 @@ class Competence(reward_lib.Reward):
     progress = jax.nn.relu(known['slow'] - known['fast'])
     return progress[self.region(known, self._projected(after))]
 
-  def metrics(
-    self, params: Tree, replayed: rssm_lib.Step, rewards: jax.Array
-  ) -> reward_lib.Metrics:
+  def metrics(self, params: Tree, replayed: rssm_lib.Step, rewards: jax.Array) -> sockets.Metrics:
     """The mean reward of replayed steps, and the number of regions that were reached so far."""
     visits = params[modules.OF_REWARDS][NAME]['visits']
     return {'progress': rewards.mean(), 'regions': jnp.sum(visits > 0).astype(jnp.float32)}
 
   def updated(
     self,
-    params: Tree,
+    statistics: dict[str, jax.Array],
     replayed: rssm_lib.Step,
     novelty: jax.Array,
-    mean: Callable[[jax.Array], jax.Array],
+    mean: sockets.Mean,
   ) -> dict[str, jax.Array]:
     """See `Reward.updated`; steps to which no transition leads are of no region."""
-    known = params[modules.OF_REWARDS][NAME]
     projected = self._projected(replayed)
-    region = self.region(known, projected)
+    region = self.region(statistics, projected)
     counts = (~replayed.first.at[0].set(True)).astype(jnp.float32)
     # Means over devices of the sums, whose ratio is the mean over all steps however they are split.
     summed = jnp.zeros((2**BITS, 2)).at[region].add(jnp.stack([counts, counts * novelty], axis=-1))
     count, total = jnp.moveaxis(mean(summed), -1, 0)
-    updates = known['updates'] + 1
-    average = known['mean'] + (mean(projected.mean(axis=(0, 1))) - known['mean']) / updates
-    return visited(known, count > 0, total / jnp.maximum(count, 1e-8)) | {
+    updates = statistics['updates'] + 1
+    average = (
+      statistics['mean'] + (mean(projected.mean(axis=(0, 1))) - statistics['mean']) / updates
+    )
+    return visited(statistics, count > 0, total / jnp.maximum(count, 1e-8)) | {
       'mean': average,
       'updates': updates,
     }
@@ -106,7 +103,7 @@ class Competence(reward_lib.Reward):
   def _directions(self) -> np.ndarray:
     """P, [inputs, BITS] float32."""
     networks = self.rssm.networks
-    inputs = networks.numbers.input_size + networks.slots_width
+    inputs = networks.numbers.input_size + networks.percept_width
     shape = inputs + networks.inferred_size, BITS
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 

@@ -11,15 +11,21 @@ import jax
 import jax.numpy as jnp
 
 from hephaestus.agents.dreamer import config as dreamer_config
-from hephaestus.agents.dreamer import rssm as rssm_lib
-from hephaestus.agents.dreamer.rewards import reward as reward_lib
+from hephaestus.agents.dreamer import sockets
 
 Tree = Any
 NAME = 'novelty'
 
+Moments = tuple[tuple[jax.Array, jax.Array, float], ...]
+"""Predictions of K members in groups (latents, changes of numbers).
+
+Each group has means and variances, [K, ..., F] float32, and the square of a usual difference: see
+`information_gain`.
+"""
+
 
 @dataclasses.dataclass(frozen=True)
-class Novelty(reward_lib.Reward):
+class Novelty(sockets.Reward):
   """The reward of novelty: how much the members learn from a step. An explorer maximises it."""
 
   name = NAME
@@ -31,13 +37,11 @@ class Novelty(reward_lib.Reward):
     """See `Reward.weight`; one member has no novelty."""
     return config.novelty_scale if config.ensemble_size > 1 else 0.0
 
-  def reward(self, params: Tree, before: rssm_lib.Step, after: rssm_lib.Step) -> jax.Array:
+  def reward(self, params: Tree, before: Any, after: Any) -> jax.Array:
     """See `Reward.reward`; one for each step of which `after` has the priors."""
     return novelty_of(self.rssm.networks.config.novelty, after.priors.moments())
 
-  def metrics(
-    self, params: Tree, replayed: rssm_lib.Step, rewards: jax.Array
-  ) -> reward_lib.Metrics:
+  def metrics(self, params: Tree, replayed: Any, rewards: jax.Array) -> sockets.Metrics:
     """See `Reward.metrics`; the learner reports novelty also where it is no reward."""
     return {}
 
@@ -84,35 +88,13 @@ def information_gain(means: jax.Array, variances: jax.Array, usual: float = 0.0)
   return 0.5 * jnp.sum(jnp.log1p(jnp.var(means, axis=0) / noise), axis=-1)
 
 
-def prediction_error(means: jax.Array, variances: jax.Array) -> jax.Array:
-  """Expected squared error of the ensemble's prediction; a baseline.
-
-    novelty = sum_F ( Mean_K[variances] + Var_K[means] )
-
-  It is the variance of the members' mixture. Noise keeps it high even under a perfect model, so it
-  attracts an agent to noise: Burda et al. (2018), "Large-scale study of curiosity-driven learning",
-  section 4.2.
-
-  Args:
-    means: [K, ..., F] predicted means, of the next latent or of changes of numbers.
-    variances: [K, ..., F] predicted variances, in units of means^2.
-
-  Returns:
-    [...] float32 novelty, in units of means^2.
-  """
-  chex.assert_equal_shape([means, variances])
-  means, variances = means.astype(jnp.float32), variances.astype(jnp.float32)
-  return jnp.sum(jnp.mean(variances, axis=0) + jnp.var(means, axis=0), axis=-1)
-
-
 NOVELTIES = {
   'clean': lambda means, variances, _=0.0: clean_novelty(means, variances),
   'information_gain': information_gain,
-  'prediction_error': lambda means, variances, _=0.0: prediction_error(means, variances),
 }
 
 
-def novelty_of(kind: str, moments: rssm_lib.Moments) -> jax.Array:
+def novelty_of(kind: str, moments: Moments) -> jax.Array:
   """Novelty, [...] float32, by the measure `kind` of NOVELTIES, summed over groups of predictions."""
   first, *others = (NOVELTIES[kind](*group) for group in moments)
   return sum(others, first)

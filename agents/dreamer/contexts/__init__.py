@@ -1,1 +1,0 @@
-"""Context modules: summaries of earlier steps, a file each."""

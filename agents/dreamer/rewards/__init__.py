@@ -1,1 +1,0 @@
-"""Intrinsic rewards of the world-model agent: one file each, and their registry."""
