@@ -167,14 +167,14 @@ def test_continuous_actions_are_recalled_as_their_mean():
     return [memory.recalled(memory.read(ring, key)) for ring in (ring, empty)]
 
   found, of_nothing = recall(key, each)
-  assert found.shape == (1, memory.recalled_size) == (1, 5)
+  assert found.shape == (1, memory.width) == (1, 5)
   np.testing.assert_allclose(found[0], [np.log(2.5), 1.0, 1.0, 0.3, 0.0], atol=1e-5)
   assert not np.any(of_nothing)
 
 
 def test_empty_memory_is_read_as_finite_zeros():
   recall = read(empty(), key_of(observations(3)))
-  np.testing.assert_array_equal(recalled(recall), np.zeros((3, MEMORY.recalled_size)))
+  np.testing.assert_array_equal(recalled(recall), np.zeros((3, MEMORY.width)))
   assert not np.any(jax.jit(MEMORY.renewed)(recall))
 
 

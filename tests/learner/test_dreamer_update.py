@@ -77,6 +77,14 @@ class Counted(Trainer):
     return self
 
 
+@pytest.fixture(scope='module', autouse=True)
+def several_chunks():
+  """Tiny rollouts have several chunks."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(dreamer_config, 'MOST_STEPS_PER_CHUNK', 2)
+    yield
+
+
 @pytest.fixture(scope='module')
 def one_device():
   return Counted()
@@ -330,7 +338,8 @@ def test_values_of_replayed_steps_train_the_model_only_after_warm_up(one_device)
   @jax.jit
   def largest(step):
     like = dreamer.model.networks.empty_features(NUM_STEPS, BATCH)
-    loss = lambda features: learner._value_loss(state._replace(step=step), batch, features)
+    of = lambda features: rssm.Step(None, features, None, None, None, batch.step_type == 0)
+    loss = lambda features: learner._value_loss(state._replace(step=step), batch, of(features))
     return jnp.abs(jax.grad(loss)(jax.tree.map(jnp.ones_like, like)).state).max()
 
   assert largest(jnp.int32(WARM_UP - 1)) == 0 and largest(jnp.int32(WARM_UP)) > 0
