@@ -72,8 +72,12 @@ def generalised_advantages(
   counts in full in a truncated episode (d = 1) and not at all in a terminated one (d = 0).
 
   Args:
-    reward_t, discount_t, value_t, gamma, lambda_: see `lambda_returns`.
+    reward_t: [T, ...] float32, reward that arrived at step t; step 0 is unread.
+    discount_t: [T, ...] float32, the environment's discount at step t; step 0 is unread.
+    value_t: [T, ...] float32, value of step t.
     last_t: [T, ...] bool, steps that end an episode; their advantages and returns are meaningless.
+    gamma: the agent's discount factor.
+    lambda_: 0 for the one-step TD error, 1 for the whole return less the value.
 
   Returns:
     [T - 1, ...] advantages and [T - 1, ...] returns, float32.

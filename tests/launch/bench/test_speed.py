@@ -48,7 +48,7 @@ def test_model_that_is_measured_is_the_model_that_trains():
   assert speed.of_size('full').agent == presets.gpu('catch').agent
   assert speed.of_size('laptop') == presets.laptop('catch')
   one = speed.of_size('1m')
-  assert one.agent == dreamer_config.SIZES['1m']
+  assert vars(one.agent).items() >= vars(dreamer_config.SIZES['1m']).items()
   assert (one.batch_size, one.actor.sequence_length, one.agent.horizon_max) == (16, 64, 15)
 
 
