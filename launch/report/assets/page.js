@@ -282,6 +282,12 @@ function makeRoom(video) {
   video.style.width = `min(100%, ${Math.round(400 * width / height)}px)`;
 }
 
+function picture(video, still) {
+  if (video.reason) return make('p', {class: 'note'}, video.reason);
+  if (video.name.endsWith('.gif')) return make('img', {src: video.source, alt: video.name});
+  return make('video', {src: video.source, controls: true, muted: true, loop: true, autoplay: !still, playsinline: '', preload: 'auto'});
+}
+
 let videosShown = '';
 function drawVideos() {
   const videos = runs.runs.flatMap((run) => run.videos.map((video) => ({run, video})));
@@ -294,7 +300,7 @@ function drawVideos() {
   find('videos').hidden = stored && !videos.length;
   const cards = videos.map(({run, video}) => make('figure', {class: 'card'},
     make('h3', {}, run.name, ' ', make('small', {}, (video.update === null ? video.name : `update ${number(video.update)}`) + (video.dream ? ', with its dream' : ''))),
-    video.reason ? make('p', {class: 'note'}, video.reason) : make('video', {src: video.source, controls: true, muted: true, loop: true, autoplay: !still, playsinline: '', preload: 'auto'}),
+    picture(video, still),
   ));
   for (const video of cards.flatMap((card) => [...card.querySelectorAll('video')])) {
     video.addEventListener('loadedmetadata', () => makeRoom(video));
@@ -371,9 +377,11 @@ function drawTimes(ofTables) {
   if (!runs) return;
   const selected = Number(find('replay-run').value) || 0;
   const shown = runs.runs.filter((run, index) => stored || index === selected);
-  const rows = shown.flatMap((run) => [...run.times, ...ofTables].map((row) => ({run, ...row})));
+  const rows = shown.flatMap((run) => [
+    ...run.times.map((row) => ({...row, of: `${run.name}, mean over the run`})), ...ofTables.map((row) => ({...row, of: run.name})),
+  ]);
   find('times').hidden = !rows.length;
-  find('time-bars').replaceChildren(...rows.map(({run, name, shares}) => {
+  find('time-bars').replaceChildren(...rows.map(({name, shares, of}) => {
     const parts = Object.entries(shares).map(([activity, share], index) => [activity, share, index]).filter(([, share]) => share >= 0.005);
     const bar = make('div', {class: 'bar'}, ...parts.map(([activity, share, index]) => {
       const part = make('span', {class: `g${index % COLOURS}`, title: `${activity} ${percent(share)}`});
@@ -382,7 +390,7 @@ function drawTimes(ofTables) {
     }));
     const words = make('div', {class: 'shares'}, ...parts.map(([activity, share, index]) =>
       make('span', {}, make('span', {class: `dot g${index % COLOURS}`}), `${activity} ${percent(share)}`)));
-    return make('div', {class: 'card'}, make('h3', {}, name, ' ', make('small', {}, run.name + (stored ? ', mean over the run' : ''))), bar, words);
+    return make('div', {class: 'card'}, make('h3', {}, name, ' ', make('small', {}, of)), bar, words);
   }));
 }
 

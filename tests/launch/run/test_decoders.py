@@ -234,7 +234,7 @@ def test_run_of_any_rows_is_shown(tmp_path_factory, files, diagnosis):
   for name, lines in files.items():
     (folder / 'metrics' / f'{name}.jsonl').write_bytes(b''.join(line + b'\n' for line in lines))
   (folder / folder_lib.DIAGNOSIS).write_text(json.dumps(diagnosis), errors='replace')
-  shown = dashboard.Dashboard([folder], folder / 'videos')
+  shown = dashboard.Dashboard([folder])
   with np.errstate(over='ignore'):
     (described,) = shown.runs()['runs']
     assert described['state'] != 'broken', described['messages']
