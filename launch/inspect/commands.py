@@ -80,8 +80,12 @@ def _inspect(arguments: argparse.Namespace) -> int:
   from hephaestus.launch.inspect import live
 
   # Refuses before imports that take seconds.
-  is_fused = live.find(target).is_fused
-  if is_fused and (watching is not None or serving is not None or reads_checkpoint):
+  run = live.find(target)
+  if (
+    run is not None
+    and run.config.fused
+    and (watching is not None or serving is not None or reads_checkpoint)
+  ):
     raise ValueError(
       f'{target}: a fused run keeps its replay in its checkpoints; leave out all options but --json'
     )

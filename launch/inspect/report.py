@@ -123,25 +123,6 @@ class Report:
     }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Lost:
-  """Takes the place of a report while no server answers.
-
-  Attributes:
-    time: unix seconds.
-    address: as of the last report.
-    error: why there is none.
-  """
-
-  time: float
-  address: str
-  error: str
-
-  def to_json(self) -> dict[str, Any]:
-    """As `--json` prints it."""
-    return dataclasses.asdict(self)
-
-
 def strata(
   sizes: Mapping[str, int],
   ages: Mapping[str, Quantiles | None],
@@ -169,11 +150,8 @@ def strata(
       versions = {each: learner_step - of_stratum[other] for each, other in opposite}
     if size and num_steps is not None:
       steps = {each: at * (size - 1) * num_steps for each, at in inspector.QUANTILES.items()}
+    shared = min(sizes.values()) / size if size and len(sizes) > 1 else None
     found[name] = Stratum(
-      sequences=size,
-      version=versions,
-      age_updates=of_stratum,
-      age_steps=steps,
-      shared=min(sizes.values()) / size if size and len(sizes) > 1 else None,
+      sequences=size, version=versions, age_updates=of_stratum, age_steps=steps, shared=shared
     )
   return found

@@ -7,9 +7,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import rich.console
+import rich.filesize
 import rich.live
 import rich.markup
 import rich.table
@@ -22,7 +23,6 @@ from hephaestus.launch.inspect import report as report_lib
 from hephaestus.replay import tables
 
 LABEL = 18  # columns of the name of a number
-Reported = report_lib.Report | report_lib.Lost
 HEADINGS = {
   'lowest': 'lowest',
   'low': '5 %',
@@ -49,6 +49,21 @@ _LIMITER_STATES = {
 }
 
 
+class Lost(NamedTuple):
+  """Takes the place of a report while no server answers: unix seconds, address as of the last report, and reason."""
+
+  time: float
+  address: str
+  error: str
+
+  def to_json(self) -> dict[str, Any]:
+    """As `--json` prints it."""
+    return self._asdict()
+
+
+Reported = report_lib.Report | Lost
+
+
 def _count(value: int | None) -> str:
   return '-' if value is None else f'{value:,}'
 
@@ -58,14 +73,7 @@ def _rate(value: float | None) -> str:
 
 
 def _size(count: float | None) -> str:
-  """Formats a number of bytes in a decimal unit; '-' for None."""
-  if count is None:
-    return '-'
-  for unit in ('B', 'kB', 'MB'):
-    if count < 1000:
-      return f'{count:.0f} B' if unit == 'B' else f'{count:.1f} {unit}'
-    count /= 1000
-  return f'{count:.1f} GB'
+  return '-' if count is None else rich.filesize.decimal(int(count))
 
 
 # Key in `Report.tables` of each column, and how its value is shown.
@@ -86,12 +94,16 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
 def show(report: report_lib.Report, console: rich.console.Console | None = None) -> None:
   """Prints a report of `live.Inspection` as tables, by default to stdout."""
   console = console or console_lib.make()
-  if report.tables:
-    console.print(_table(report, console.width))
-  console.print(_grid(numbers(report)))
-  if distributions(report.strata):
-    console.print()
-    console.print(distribution_table(report.strata))
+  for part in _parts(report, console.width):
+    console.print(part)
+
+
+def _parts(report: report_lib.Report, width: int, *between: Any) -> list[Any]:
+  """What is printed of a report; `between` comes before the distributions."""
+  parts = [_table(report, width)] if report.tables else []
+  parts += [_grid(numbers(report)), *between]
+  known = distribution_table(report.strata)
+  return parts + (['', known] if known else [])
 
 
 def watch(
@@ -142,7 +154,7 @@ def _reports(target: str, period: float) -> Iterator[Reported]:
     try:
       yield inspection.report()
     except ConnectionError as error:
-      yield report_lib.Lost(time=time.time(), address=inspection.address, error=str(error))
+      yield Lost(time.time(), inspection.address, str(error))
     time.sleep(max(0.0, begin + wait - time.monotonic()))
     wait = period
 
@@ -268,13 +280,11 @@ def frame(
   moment = datetime.datetime.fromtimestamp(newest.time)
   heading = f'{target}  {newest.address}  {moment:%H:%M:%S}  every {period:g} s, Ctrl-C to stop'
   parts: list[Any] = [rich.markup.escape(heading)]
-  if isinstance(newest, report_lib.Lost):
+  if isinstance(newest, Lost):
     parts.append(rich.markup.escape(f'{newest.error}; retrying'))
   answered = next((each for each in reversed(reports) if isinstance(each, report_lib.Report)), None)
   if answered is not None:  # a low terminal cuts off the end
-    curves = _curves(reports, width - LABEL - 12)
-    parts += [_table(answered, width), _grid(numbers(answered)), '', curves, '']
-    parts.append(distribution_table(answered.strata))
+    parts += _parts(answered, width, '', _curves(reports, width - LABEL - 12))
   return rich.console.Group(*parts)
 
 
@@ -298,7 +308,7 @@ def moving(report: Reported) -> dict[str, float | None]:
     'inserts/s', 'samples/s' (sequences), 'replay ratio', 'throttled' and 'starved' (shares of time);
     {} without an answer of a server, and without rates, as in the first report.
   """
-  if isinstance(report, report_lib.Lost) or report.limiter is None or report.seconds is None:
+  if isinstance(report, Lost) or report.limiter is None or report.seconds is None:
     return {}
   throttled, starved = live.waiting(report)
   strata = [row for name, row in report.tables.items() if name != tables.PARAMS]
@@ -340,7 +350,7 @@ def curve(values: Iterable[float | None], top: float) -> str:
 def _line(report: Reported) -> str:
   """Formats a report as one line."""
   clock = f'{datetime.datetime.fromtimestamp(report.time):%H:%M:%S}'
-  if isinstance(report, report_lib.Lost):
+  if isinstance(report, Lost):
     return f'{clock}  {report.error}; retrying'
   strata = [name for name in sorted(report.tables) if name != tables.PARAMS]
   sizes = [

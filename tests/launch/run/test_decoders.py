@@ -241,7 +241,7 @@ def test_run_of_any_rows_is_shown(tmp_path_factory, files, diagnosis):
     json.dumps(described, allow_nan=False)
     for x in history.X_AXES:
       json.loads(shown.curves(x), parse_constant=pytest.fail)
-  live._of_nodes(folder, given, [])
+  live._of_nodes(live.Run(folder, given), [])
   progress.summary(folder)
   folder_lib.has_finished(folder)
   doctor_agent.of_metrics(folder, given, (0.0, 0.1))
