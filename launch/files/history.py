@@ -226,12 +226,6 @@ class History:
     """Value of a key in the newest row of a node; None if that row has none."""
     return self._nodes[name].last(key) if name in self._nodes else None
 
-  def mean(self, name: str, key: str) -> float | None:
-    """Mean of a key over all rows of a node; None if no row has it."""
-    values = self._nodes[name].column(key) if name in self._nodes else np.zeros(0)
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else None
-
   def curves(self, x: str) -> dict[str, Curve]:
     """All metrics along the x-axis by 'NODE/METRIC', at no more than POINTS positions.
 

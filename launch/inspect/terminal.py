@@ -3,8 +3,6 @@
 import collections
 import datetime
 import itertools
-import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -135,8 +133,6 @@ def watch(
       for report in _reports(target, period):
         line = metrics.to_json(report.to_json()) if as_json else _line(report)
         print(line, file=console.file, flush=True)
-  except BrokenPipeError:  # the reader of the lines has exited
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
   except KeyboardInterrupt:
     if not as_json:
       console.print('stopped')
@@ -203,15 +199,6 @@ def distribution_table(strata: Mapping[str, report_lib.Stratum]) -> rich.text.Te
   return console_lib.table(list(rows[0]), [lines], left=2) if rows else rich.text.Text()
 
 
-def worker_times(report: report_lib.Report) -> dict[str, dict[str, float]]:
-  """Share of time by activity of each stratum's worker thread: {STRATUM: {ACTIVITY: share}}."""
-  return {
-    name: {_ACTIVITIES[state]: share for state, share in row['worker_time'].items()}
-    for name, row in sorted(report.tables.items())
-    if name != tables.PARAMS
-  }
-
-
 def numbers(report: report_lib.Report) -> dict[str, str]:
   """Formats what the printed tables leave out of a report of `live.Inspection`, as {NAME: TEXT}."""
   ratio, limiter, memory = report.replay_ratio, report.limiter, report.memory
@@ -255,11 +242,14 @@ def numbers(report: report_lib.Report) -> dict[str, str]:
     server = _size(memory['server'])
     where = f'the server {server}' if server != '-' else 'the server is not on this machine'
     named['memory'] = f'sequences {_size(memory["sequences"])} uncompressed; {where}'
-    for name, shares in worker_times(report).items():
-      largest_first = sorted(shares.items(), key=lambda part: -part[1])
-      named[f'time of {name}'] = ', '.join(
-        f'{activity} {live.share(part)}' for activity, part in largest_first if part >= 0.005
-      )
+    for name, row in sorted(report.tables.items()):
+      if name != tables.PARAMS:
+        largest_first = sorted(row['worker_time'].items(), key=lambda part: -part[1])
+        named[f'time of {name}'] = ', '.join(
+          f'{_ACTIVITIES[state]} {live.share(part)}'
+          for state, part in largest_first
+          if part >= 0.005
+        )
   return named
 
 
@@ -327,16 +317,14 @@ def for_page(report: report_lib.Report) -> dict[str, Any]:
 
   Returns:
     {'report': as JSON, 'cells', 'numbers', 'distributions', 'moving': results of the functions of these
-    names, 'times': [{'name', 'shares': {ACTIVITY: share}}] of the worker threads of a server}
+    names}
   """
-  times = worker_times(report) if report.running else {}
   return {
     'report': metrics.plain(report.to_json()),
     'cells': cells(report.tables),
     'numbers': numbers(report),
     'distributions': distributions(report.strata),
     'moving': metrics.plain(moving(report)),
-    'times': [{'name': f'table {name}', 'shares': shares} for name, shares in times.items()],
   }
 
 

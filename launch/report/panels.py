@@ -65,18 +65,6 @@ TITLES = {
   'learner/steps_per_second': 'environment steps per second',
   'actor/throttled_fraction': 'share of time that the rate limiter blocks actors',
 }
-# Share of time of a node by activity, and the activity with the time that its metrics leave.
-ACTIVITIES = {
-  'learner': ('updates', {'starved_fraction': 'waits for data'}),
-  'actor': (
-    'other',
-    {
-      'throttled_fraction': 'blocked by the rate limiter',
-      'unrolled_fraction': 'unrolls',
-      'inserted_fraction': 'inserts',
-    },
-  ),
-}
 
 
 class GroupCurve(NamedTuple):
@@ -177,8 +165,7 @@ def overview(
 
   Returns:
     {'groups': [{'label', `'world'`: name of the environment, 'seeds': number of runs}],
-    'runs': [the entries of `state`, 'times': see `times`, 'videos', 'name': short name,
-    'group': index of its group], 'differences': see `groups.differences`}
+    'runs': [the entries of `state`, 'videos', 'name': short name, 'group': index of its group], 'differences': see `groups.differences`}
   """
   runs = [(at, run) for at, group in enumerate(groups) for run in group.runs]
   lasts = [run.folder.name for _, run in runs]
@@ -189,7 +176,7 @@ def overview(
       for group in groups
     ],
     'runs': [
-      {**state(run), 'times': times(run), 'videos': shown, 'name': short(run.folder), 'group': at}
+      {**state(run), 'videos': shown, 'name': short(run.folder), 'group': at}
       for (at, run), shown in zip(runs, videos, strict=True)
     ],
     'differences': groups_lib.differences([run for _, run in runs]),
@@ -317,23 +304,6 @@ def _events(run: history.History) -> list[dict[str, Any]]:
       continue
     events.append({'time': row['time'], 'text': text})
   return events
-
-
-def times(run: history.History) -> list[dict[str, Any]]:
-  """Mean share of time that the learner and each actor spend by activity, see ACTIVITIES.
-
-  Returns:
-    {'name', 'shares': {ACTIVITY: share}} of each learner process and actor with such metrics.
-  """
-  found = []
-  for node, (rest, activities) in ACTIVITIES.items():
-    for name in run.names(node):
-      shares = {activity: run.mean(name, key) for key, activity in activities.items()}
-      known = {activity: share for activity, share in shares.items() if share is not None}
-      if known:
-        shares = {rest: max(0.0, 1 - sum(known.values())), **known}
-        found.append({'name': name, 'shares': shares})
-  return found
 
 
 class Video(NamedTuple):

@@ -38,8 +38,6 @@ function marked(marks) {
   return marks.map((mark) => (tiny && mark !== 0 ? mark.toExponential(2).replace(/\.?0*e/, 'e') : short(mark)));
 }
 
-const percent = (share) => `${Math.round(100 * share)} %`;
-
 const moment = (seconds) => new Date(1000 * seconds).toLocaleString('sv');
 
 function ago(seconds) {
@@ -345,7 +343,6 @@ function drawReplay(answer) {
   find('replay-live').hidden = failed;
   if (failed) {
     find('replay-message').textContent = answer.error;
-    drawTimes([]);
     return;
   }
   const headings = Object.keys(answer.cells[0] || {table: ''});
@@ -370,28 +367,6 @@ function drawReplay(answer) {
     replayChart(name).element.hidden = false;
     replayChart(name).draw([{colour: 0, name, seeds: 0}], [places, column, column, column]);
   }
-  drawTimes(answer.times);
-}
-
-function drawTimes(ofTables) {
-  if (!runs) return;
-  const selected = Number(find('replay-run').value) || 0;
-  const shown = runs.runs.filter((run, index) => stored || index === selected);
-  const rows = shown.flatMap((run) => [
-    ...run.times.map((row) => ({...row, of: `${run.name}, mean over the run`})), ...ofTables.map((row) => ({...row, of: run.name})),
-  ]);
-  find('times').hidden = !rows.length;
-  find('time-bars').replaceChildren(...rows.map(({name, shares, of}) => {
-    const parts = Object.entries(shares).map(([activity, share], index) => [activity, share, index]).filter(([, share]) => share >= 0.005);
-    const bar = make('div', {class: 'bar'}, ...parts.map(([activity, share, index]) => {
-      const part = make('span', {class: `g${index % COLOURS}`, title: `${activity} ${percent(share)}`});
-      part.style.flexGrow = String(share);
-      return part;
-    }));
-    const words = make('div', {class: 'shares'}, ...parts.map(([activity, share, index]) =>
-      make('span', {}, make('span', {class: `dot g${index % COLOURS}`}), `${activity} ${percent(share)}`)));
-    return make('div', {class: 'card'}, make('h3', {}, name, ' ', make('small', {}, of)), bar, words);
-  }));
 }
 
 // Requests
@@ -497,7 +472,6 @@ if (stored) {
   begin();
   drawAllRuns();
   drawCurves();
-  drawTimes([]);
 } else {
   repeat(stepRuns);
   repeat(stepCurves);

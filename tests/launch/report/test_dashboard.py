@@ -315,9 +315,6 @@ def test_run_shows_states_and_events_of_its_nodes(folder, serve):
   assert [each['text'] for each in shown['events']] == [
     'actor-0 exited with code -9; restart 1', 'KL is large'
   ]  # fmt: skip
-  learner, actor = (each['shares'] for each in shown['times'])
-  assert learner == {'updates': 0.75, 'waits for data': 0.25}
-  assert actor == {'other': 0.25, 'blocked by the rate limiter': 0.5, 'unrolls': 0.25}
   with folder_lib.only_one(folder):
     (shown,) = served.json('api/runs')['runs']
   assert [node['state'] for node in shown['nodes']] == ['running', 'running']
