@@ -36,7 +36,7 @@ SCHEMA = {'x': jax.ShapeDtypeStruct((250,), np.float32)}  # 1 kB
 
 def make_run(folder, *overrides, agent='dreamer'):
   made = config.override(config.of_preset(agent, 'laptop', 'catch'), list(overrides))
-  return folder_lib.open_run(folder, made)
+  folder_lib.open_run(folder, made)
 
 
 def write(folder, node, *rows):
