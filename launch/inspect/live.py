@@ -115,22 +115,7 @@ class Inspection:
     if self._saved is None or self._saved[0] != changed:
       from hephaestus.launch.inspect import device_replay  # JAX
 
-      source, checkpoint = device_replay.load(*run)
-      fields = source.poll()
-      num_steps = run.config.steps_per_sequence
-      for row in fields['tables'].values():
-        row['steps'] = row['size'] * num_steps
-      strata = report_lib.strata(
-        {name: row['size'] for name, row in fields['tables'].items()},
-        fields.pop('ages'),
-        learner_step=checkpoint['learner_step'],
-        num_steps=num_steps,
-      )
-      report = report_lib.Report(
-        time=time.time(), running=False, strata=strata, warnings=_warnings(run),
-        environment_step=source.inserted * num_steps, checkpoint=checkpoint, **fields,
-      )  # fmt: skip
-      self._saved = changed, report
+      self._saved = changed, device_replay.report(*run, _warnings(run))
     return self._saved[1]
 
   def _poll(self) -> dict[str, Any]:

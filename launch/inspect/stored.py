@@ -31,42 +31,27 @@ _SHOWN = 6  # numbers of an array that are printed one by one
 class StoredSequence(NamedTuple):
   """One item of a table that stores sequences.
 
-  Attributes:
-    table: name of the table.
-    item: the table's reference to the sequence.
-    age_rank: its rank among the table's items by age; 0 is the oldest.
-    digest: hash of the sequence.
-    is_sample: whether it is one of the samples.
-    sequence: host arrays [T, ...]; None if it differs from the schema. Only samples have observations,
-      because all of them would not fit in memory.
+  `sequence` has host arrays [T, ...]; it is None if it differs from the schema. Only samples have
+  observations, because all of them would not fit in memory.
   """
 
   table: str
-  item: contents_lib.Item
-  age_rank: int
-  digest: bytes
+  item: contents_lib.Item  # the table's reference to the sequence
+  age_rank: int  # among the table's items; 0 is the oldest
+  digest: bytes  # of the sequence
   is_sample: bool
   sequence: Any
 
 
 class Stored(NamedTuple):
-  """Content of a checkpoint of replay.
+  """Content of a checkpoint of replay."""
 
-  Attributes:
-    violations: a line for each fault that was found.
-    saved: unix seconds at which the checkpoint was complete.
-    sequences: number of different sequences.
-    strata: statistics of each table of sequences; ages in updates are before the newest acting version.
-    samples: sequences of each stratum, evenly spaced from the oldest to the newest.
-    draw: how the run's environment draws an observation; see `Environment.draw`.
-  """
-
-  violations: list[str]
-  saved: float
-  sequences: int
-  strata: dict[str, report_lib.Stratum]
-  samples: list[StoredSequence]
-  draw: videos.Draw
+  violations: list[str]  # a line for each fault
+  saved: float  # unix seconds at which the checkpoint was complete
+  sequences: int  # number of different sequences
+  strata: dict[str, report_lib.Stratum]  # ages in updates are before the newest acting version
+  samples: list[StoredSequence]  # of each stratum, evenly spaced from the oldest to the newest
+  draw: videos.Draw  # how the run's environment draws an observation; see `Environment.draw`
 
   def to_json(self) -> dict[str, Any]:
     """All of it as JSON values: {'stored': statistics, 'samples', 'violations'}.

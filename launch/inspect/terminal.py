@@ -98,7 +98,7 @@ def show(report: report_lib.Report, console: rich.console.Console | None = None)
 
 def _parts(report: report_lib.Report, width: int, *between: Any) -> list[Any]:
   """What is printed of a report; `between` comes before the distributions."""
-  parts = [_table(report, width)] if report.tables else []
+  parts: list[Any] = [_table(report, width)] if report.tables else []
   parts += [_grid(numbers(report)), *between]
   known = distribution_table(report.strata)
   return parts + (['', known] if known else [])
@@ -202,7 +202,7 @@ def distribution_table(strata: Mapping[str, report_lib.Stratum]) -> rich.text.Te
 def numbers(report: report_lib.Report) -> dict[str, str]:
   """Formats what the printed tables leave out of a report of `live.Inspection`, as {NAME: TEXT}."""
   ratio, limiter, memory = report.replay_ratio, report.limiter, report.memory
-  named = {} if report.state is None else {'state': report.state}
+  named = {} if report.running else {'state': _state(report)}
   named |= {
     'replay ratio': f'{ratio["achieved"]:.2f} achieved, {_rate(ratio["recent"])} recent, '
     + f'{"?" if ratio["configured"] is None else format(ratio["configured"], ".2f")} configured'
@@ -251,6 +251,17 @@ def numbers(report: report_lib.Report) -> dict[str, str]:
           if part >= 0.005
         )
   return named
+
+
+def _state(report: report_lib.Report) -> str:
+  """Says from when the numbers of a report are, for which no server answered."""
+  if report.checkpoint:
+    step, count = report.checkpoint['learner_step'], report.checkpoint['sequences']
+    return f'a fused run; shown is its checkpoint of update {step:,}, with {count:,} sequences'
+  if report.saved is None:
+    return 'the run is not running; shown is the end of its metrics, replay has no checkpoint here'
+  moment = datetime.datetime.fromtimestamp(report.saved)
+  return f'the run is not running; shown is its checkpoint of {moment:%Y-%m-%d %H:%M:%S}'
 
 
 def _grid(named: dict[str, str]) -> rich.table.Table:

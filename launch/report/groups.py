@@ -38,7 +38,10 @@ class Group(NamedTuple):
 def read(
   given: Iterable[tuple[pathlib.Path, str | None]], *, whole: bool = False
 ) -> tuple[list[Group], list[str]]:
-  """Opens runs, finished or running, and groups them into curves, see `make`.
+  """Opens runs, finished or running, and groups them into curves.
+
+  Within an environment, runs with the same label from the user form a group, and so do runs without a
+  label that differ only in their seed, or in other config keys that do not change learning.
 
   Args:
     given: folder of each run with the user's label of its curve, or None. A folder that is repeated counts
@@ -46,7 +49,8 @@ def read(
     whole: whether to read all their metrics, and to leave out runs without any.
 
   Returns:
-    The groups; and a line for each folder that is left out, with the reason.
+    The groups in the order of their first runs, those of one environment adjacent; and a line for each
+    folder that is left out, with the reason.
 
   Raises:
     ValueError: there is no run, or two groups of an environment have the same label.
@@ -68,25 +72,10 @@ def read(
       left_out.append(f'left out: {error}')
   if not runs:
     raise ValueError('; '.join(left_out) or 'no runs are given; name their folders')
-  return make(runs, labels), left_out
+  return _grouped(runs, labels), left_out
 
 
-def make(runs: Sequence[history.History], labels: Sequence[str | None]) -> list[Group]:
-  """Groups runs into curves.
-
-  Within an environment, runs with the same label from the user form a group, and so do runs without a
-  label that differ only in their seed, or in other config keys that do not change learning.
-
-  Args:
-    runs: the runs.
-    labels: the user's label of each run, or None.
-
-  Returns:
-    The groups in the order of their first runs; groups of one environment are adjacent.
-
-  Raises:
-    ValueError: two groups of an environment have the same label.
-  """
+def _grouped(runs: Sequence[history.History], labels: Sequence[str | None]) -> list[Group]:
   found: list[Group] = []
   for environment in dict.fromkeys(run.environment for run in runs):
     members: dict[Any, list[history.History]] = collections.defaultdict(list)

@@ -31,8 +31,7 @@ def report(
   """Compares runs, finished or running, by their last scores and on a page.
 
   Args:
-    given: folder of each run with the label of its curve; runs without a label that differ only in their
-      seed become one curve. A folder that is repeated counts once.
+    given: folder of each run with the label of its curve, or None; see `groups.read`.
     out: folder for report.html, the page without a server, made if it does not exist; None for no page.
     metric: key of the only metric to show; None: the score, or the return if there is none, and on the
       page all metrics.

@@ -68,22 +68,12 @@ TITLES = {
 
 
 class GroupCurve(NamedTuple):
-  """A metric of a group of runs along the x-axis.
+  """A metric of a group of runs along the x-axis; of one run, its `history.Curve`, without seeds."""
 
-  On the page it is {'x', 'mean', 'low', 'high', 'seeds': [{'x', 'mean'}]}, see `to_json`.
-
-  Attributes:
-    x: [N] f64, increasing positions.
-    mean: [N] f64, interquartile mean over seeds; with one run, `mean` of `history.Curve`.
-    low: [N] f64, lowest seed; with one run, `low` of `history.Curve`.
-    high: [N] f64, highest seed; with one run, `high` of `history.Curve`.
-    seeds: the curves of the single runs; empty with one run.
-  """
-
-  x: np.ndarray
-  mean: np.ndarray
-  low: np.ndarray
-  high: np.ndarray
+  x: np.ndarray  # [N] f64, increasing positions
+  mean: np.ndarray  # [N] f64, interquartile mean over seeds
+  low: np.ndarray  # [N] f64, lowest seed
+  high: np.ndarray  # [N] f64, highest seed
   seeds: Sequence[history.Curve]
 
 
@@ -137,7 +127,7 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
 
 
 def to_json(drawn: Mapping[str, GroupCurve]) -> dict[str, Any]:
-  """Curves as JSON values, by the keys of their charts."""
+  """Curves as JSON values by the keys of their charts: {'x', 'mean', 'low', 'high', 'seeds': [{'x', 'mean'}]}."""
   return {
     key: {name: rounded(getattr(each, name)) for name in ('x', 'mean', 'low', 'high')}
     | {'seeds': [{'x': rounded(seed.x), 'mean': rounded(seed.mean)} for seed in each.seeds]}
@@ -307,19 +297,12 @@ def _events(run: history.History) -> list[dict[str, Any]]:
 
 
 class Video(NamedTuple):
-  """A video of a run.
+  """A video of a run."""
 
-  Attributes:
-    written: unix milliseconds of its last change.
-    path: path of the file.
-    update: learner step of the agent, by the name of the file; None if unknown.
-    dream: whether it shows a dream, too.
-  """
-
-  written: int
+  written: int  # unix milliseconds of its last change
   path: pathlib.Path
-  update: int | None
-  dream: bool
+  update: int | None  # learner step of the agent, by the name of the file
+  dream: bool  # whether it shows a dream, too
 
 
 def videos(folder: pathlib.Path) -> list[Video]:
