@@ -1,6 +1,7 @@
 """The folder of a run: its config, its lock, and the names of the files in it."""
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import os
@@ -62,15 +63,12 @@ def claimed(
   """
   while True:
     folder = new(config) if given is None else given
-    check_place(folder)
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    missing = [each for each in (folder, *folder.absolute().parents) if not os.path.exists(each)]
     try:
-      folder.mkdir(parents=True, exist_ok=given is not None)
+      _make(folder, exist_ok=given is not None)
       break
     except FileExistsError:
       continue
-    except OSError as error:
-      raise ValueError(f'--run {folder}: cannot be written to ({error.strerror})') from None
   try:
     yield folder
   finally:
@@ -79,17 +77,18 @@ def claimed(
         each.rmdir()
 
 
-def check_place(folder: pathlib.Path) -> None:
-  """Raises ValueError, soon, where the folder of a run cannot be made or is not one of a run."""
+def _make(folder: pathlib.Path, *, exist_ok: bool = True) -> None:
+  """Makes the folder of a run; FileExistsError only if it may not exist, ValueError if it cannot be used."""
   try:
-    parent = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-      reason = 'Permission denied' if parent.is_dir() else f'{parent} is no folder'
-      raise ValueError(f'--run {folder}: cannot be written to ({reason})')
-    if folder.exists() and not (folder / CONFIG).exists() and any(folder.iterdir()):
+    folder.mkdir(parents=True, exist_ok=exist_ok)
+    if not os.access(folder, os.W_OK):
+      raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    if not (folder / CONFIG).exists() and any(folder.iterdir()):
       raise ValueError(f'--run {folder}: is not empty and has no {CONFIG}; give another folder')
   except OSError as error:
-    raise ValueError(f'--run {folder}: cannot be used ({error.strerror})') from None
+    if isinstance(error, FileExistsError) and not exist_ok:
+      raise
+    raise ValueError(f'--run {folder}: cannot be written to ({error.strerror})') from None
 
 
 def check_entries(folder: pathlib.Path) -> None:
@@ -121,7 +120,7 @@ def check_entries(folder: pathlib.Path) -> None:
 
 def open_run(
   folder: pathlib.Path, config: launch_config.ExperimentConfig, origin: str | None = None
-) -> launch_config.ExperimentConfig:
+) -> None:
   """Makes the folder of a run, or checks an existing one, and writes the config into it.
 
   Args:
@@ -131,16 +130,13 @@ def open_run(
       It is written before the config, so that it is known if the run is stopped before its first
       checkpoint.
 
-  Returns:
-    The config, as given.
-
   Raises:
     ValueError: the folder is not writable, has other files but no config, or its run cannot resume
       with this config; or `origin` is None and the run was stopped before its origin was saved as
       its first checkpoint.
   """
+  _make(folder)
   try:
-    check_place(folder)
     if (folder / CONFIG).exists():
       check(folder, config)
     if origin is None and unfinished_origin(folder) is not None:
@@ -149,13 +145,12 @@ def open_run(
         'makes it'
       )
     for name in ('metrics', 'logs', 'checkpoints', 'replay', 'videos', 'tensorboard'):
-      (folder / name).mkdir(parents=True, exist_ok=True)
+      (folder / name).mkdir(exist_ok=True)
     if origin is not None:
       (folder / ORIGIN).write_text(f'{origin}\n')
     launch_config.save(config, folder / CONFIG)
   except OSError as error:
     raise ValueError(f'--run {folder}: cannot be written to ({error.strerror})') from None
-  return config
 
 
 def unfinished_origin(folder: pathlib.Path) -> str | None:

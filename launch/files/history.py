@@ -37,21 +37,15 @@ NO_CURVE_ENDS = (LOW, HIGH, '/lowest', '/highest')
 class Curve(NamedTuple):
   """A metric along the x-axis, a step function: each value is valid until the next position.
 
-  Each position stands for one row of metrics, or, once thinned, for those since the position before.
-
-  Attributes:
-    x: [N] f64, increasing positions.
-    mean: [N] f64, mean of the metric over these rows; of several actors, weighted by episodes.
-    low: [N] f64, lowest value of these rows; for a metric that is a median, mean of the 5 % quantiles.
-    high: [N] f64, highest value; for a metric that is a median, mean of the 95 % quantiles.
-    weight: [N] f64, weight of these rows in a mean.
+  Each position stands for one row of metrics, or, once thinned, for those since the position before. For a
+  metric that is a median, `low` and `high` are means of the 5 % and the 95 % quantiles.
   """
 
-  x: np.ndarray
-  mean: np.ndarray
-  low: np.ndarray
-  high: np.ndarray
-  weight: np.ndarray
+  x: np.ndarray  # [N] f64, increasing positions
+  mean: np.ndarray  # [N] f64, mean over these rows; of several actors, weighted by episodes
+  low: np.ndarray  # [N] f64, lowest value of these rows
+  high: np.ndarray  # [N] f64, highest value
+  weight: np.ndarray  # [N] f64, weight of these rows in a mean
 
 
 class File:
@@ -225,12 +219,6 @@ class History:
   def last(self, name: str, key: str) -> float | None:
     """Value of a key in the newest row of a node; None if that row has none."""
     return self._nodes[name].last(key) if name in self._nodes else None
-
-  def mean(self, name: str, key: str) -> float | None:
-    """Mean of a key over all rows of a node; None if no row has it."""
-    values = self._nodes[name].column(key) if name in self._nodes else np.zeros(0)
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else None
 
   def curves(self, x: str) -> dict[str, Curve]:
     """All metrics along the x-axis by 'NODE/METRIC', at no more than POINTS positions.

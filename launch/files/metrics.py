@@ -245,12 +245,12 @@ def make_logger(
   Raises:
     ValueError: the package of Weights & Biases is needed and not installed.
   """
-  run_directory = pathlib.Path(run_directory)
-  to: list[Any] = [JsonLines(run_directory / 'metrics' / f'{node_name}.jsonl', resume=resume)]
+  folder = pathlib.Path(run_directory)
+  to: list[Any] = [JsonLines(folder / 'metrics' / f'{node_name}.jsonl', resume=resume)]
   if tensorboard:
-    to.append(TensorBoardLogger(run_directory / 'tensorboard' / node_name, steps_key))
+    to.append(TensorBoardLogger(folder / 'tensorboard' / node_name, steps_key))
   if wandb is not None and wandb.enabled:
-    to.append(WandbLogger(run_directory, node_name, steps_key, wandb))
+    to.append(WandbLogger(folder, node_name, steps_key, wandb))
   return Loggers([*to, *also])
 
 
@@ -329,19 +329,23 @@ def row(line: bytes, path: str | os.PathLike[str]) -> dict[str, Any]:
       lacks its `kind` or has a field of another kind.
   """
   kind = pathlib.Path(path).stem.partition('-')[0]
+  decimal, integer = lambda text: _small(float(text)), lambda text: _small(int(text))
   try:
-    found = json.loads(line)
-    if not isinstance(found, dict) or not all(map(_is_small, found.values())):
-      raise ValueError
+    found = json.loads(line, parse_float=decimal, parse_int=integer, parse_constant=decimal)
     if kind in ('learner', 'actor', 'evaluator', 'counts'):
-      found = {key: value for key, value in found.items() if value is None or _is_number(value)}
-    if not _is_number(found.get('time')) or not 0 <= found['time'] <= LATEST:
-      raise ValueError
-    if kind == 'events' and not _is_event(found):
-      raise ValueError
-  except (ValueError, TypeError, RecursionError):
-    raise ValueError(f'{path}: {line[:40]!r} is not a row of metrics; remove that line') from None
-  return found
+      found = {key: each for key, each in found.items() if each is None or _is_number(each)}
+    is_event = kind != 'events' or _is_event(found)
+    if is_event and _is_number(found.get('time')) and 0 <= found['time'] <= LATEST:
+      return found
+  except (ValueError, TypeError, AttributeError, RecursionError):  # also of what is no object
+    pass
+  raise ValueError(f'{path}: {line[:40]!r} is not a row of metrics; remove that line')
+
+
+def _small(number: float) -> float:
+  if not -LARGEST <= number <= LARGEST:
+    raise ValueError
+  return number
 
 
 def _is_event(row: Mapping[str, Any]) -> bool:
@@ -361,15 +365,6 @@ def _rows(lines: Sequence[bytes], path: str | os.PathLike[str]) -> list[dict[str
 
 def _is_number(value: Any) -> bool:
   return isinstance(value, int | float)
-
-
-def _is_small(value: Any) -> bool:
-  """Whether a value is no number, or one within LARGEST; also the values of a list or mapping."""
-  if isinstance(value, dict):
-    return all(map(_is_small, value.values()))
-  if isinstance(value, list):
-    return all(map(_is_small, value))
-  return not _is_number(value) or -LARGEST <= value <= LARGEST
 
 
 def plain(value: Any) -> Any:
@@ -400,7 +395,10 @@ def _mend(path: pathlib.Path, resume: tuple[str, int] | None) -> None:
   lines = _whole_lines(content)
   if resume is not None:
     key, step = resume
-    lines = [line for line in lines if _step(line, path, key) <= step]
+    # A line without the step, or that is no row, stays.
+    lines = [
+      each for each in lines if all((row.get(key) or 0) <= step for row in _rows([each], path))
+    ]
   mended = b''.join(lines)
   if mended != content:
     temporary = path.with_name(f'.{path.name}.tmp')
@@ -414,12 +412,6 @@ def _mend(path: pathlib.Path, resume: tuple[str, int] | None) -> None:
       with open(path, 'r+b') as written:  # it only gets shorter
         written.write(mended)
         written.truncate()
-
-
-def _step(line: bytes, path: pathlib.Path, key: str) -> float:
-  """The step of a row; 0 for a line without one, or that is no row, which stays in the file."""
-  rows = _rows([line], path)
-  return (rows[0].get(key) or 0) if rows else 0
 
 
 def _whole_lines(content: bytes) -> list[bytes]:

@@ -13,18 +13,6 @@ from hephaestus.launch.run import flags
 
 def add(commands: Any) -> None:
   """Adds the commands `inspect` and `environments` to the parser."""
-  _add_inspect(commands)
-  environments = commands.add_parser(
-    'environments', allow_abbrev=False, help='list all environments, or describe one'
-  )
-  environments.add_argument(
-    'name', nargs='?', metavar='FAMILY|ENVIRONMENT', help='such as gymnax or gymnax/CartPole-v1'
-  )
-  environments.add_argument('--json', action='store_true')
-  environments.set_defaults(call=_environments)
-
-
-def _add_inspect(commands: Any) -> None:
   inspect = commands.add_parser(
     'inspect', allow_abbrev=False, help='show the replay tables of a run and its bottleneck'
   )
@@ -58,20 +46,29 @@ def _add_inspect(commands: Any) -> None:
   flags.add_trust_flag(inspect)
   inspect.set_defaults(call=_inspect)
 
+  environments = commands.add_parser(
+    'environments', allow_abbrev=False, help='list all environments, or describe one'
+  )
+  environments.add_argument(
+    'name', nargs='?', metavar='FAMILY|ENVIRONMENT', help='such as gymnax or gymnax/CartPole-v1'
+  )
+  environments.add_argument('--json', action='store_true')
+  environments.set_defaults(call=_environments)
+
 
 def _inspect(arguments: argparse.Namespace) -> int:
   flags.leave_accelerators()
-  target, watching, serving = arguments.target, arguments.watch, arguments.prometheus
+  target, period, port = arguments.target, arguments.watch, arguments.prometheus
   reads_checkpoint = arguments.sample is not None or arguments.check
-  if watching is not None and not watching > 0:
-    raise ValueError(f'--watch {watching:g}: must be positive seconds')
+  if period is not None and not period > 0:
+    raise ValueError(f'--watch {period:g}: must be positive seconds')
   if arguments.sample is not None and arguments.sample < 1:
     raise ValueError(f'--sample {arguments.sample}: must be at least 1')
-  if watching is not None and reads_checkpoint:
+  if period is not None and reads_checkpoint:
     raise ValueError(
       '--watch: reports on a live run; leave out --check and --sample, or call twice'
     )
-  if serving is not None and (watching is not None or reads_checkpoint or arguments.json):
+  if port is not None and (period is not None or reads_checkpoint or arguments.json):
     raise ValueError(
       '--prometheus: cannot be combined with other options; leave them out, or call twice'
     )
@@ -80,23 +77,24 @@ def _inspect(arguments: argparse.Namespace) -> int:
   from hephaestus.launch.inspect import live
 
   # Refuses before imports that take seconds.
-  is_fused = live.find(target).is_fused
-  if is_fused and (watching is not None or serving is not None or reads_checkpoint):
+  run = live.find(target)
+  is_live = period is not None or port is not None
+  if run is not None and run.config.fused and (is_live or reads_checkpoint):
     raise ValueError(
       f'{target}: a fused run keeps its replay in its checkpoints; leave out all options but --json'
     )
+  if reads_checkpoint:
+    return _inspect_stored(arguments)
   from hephaestus.launch.files import metrics
   from hephaestus.launch.inspect import prometheus, terminal
 
-  if watching is not None:
-    terminal.watch(target, watching, as_json=arguments.json)
-  elif serving is not None:
-    with prometheus.make_exporter(target, serving) as exporter:
+  if period is not None:
+    terminal.watch(target, period, as_json=arguments.json)
+  elif port is not None:
+    with prometheus.make_exporter(target, port) as exporter:
       print(f'http://127.0.0.1:{exporter.server_port}/metrics, Ctrl-C to stop', flush=True)
       with contextlib.suppress(KeyboardInterrupt):
         exporter.serve_forever()
-  elif reads_checkpoint:
-    return _inspect_stored(arguments)
   else:
     report = live.inspect(target)
     print(metrics.to_json(report.to_json())) if arguments.json else terminal.show(report)

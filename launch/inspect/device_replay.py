@@ -1,6 +1,7 @@
 """Replay of a fused run, read from its newest checkpoint, since it is in the memory of a device."""
 
 import pathlib
+import time
 from typing import Any
 
 import jax
@@ -8,38 +9,47 @@ import numpy as np
 
 from hephaestus.agents import experience
 from hephaestus.launch import config as launch_config
+from hephaestus.launch.inspect import report as report_lib
 from hephaestus.learner import checkpoint
 from hephaestus.learner.sources import unrolled
 from hephaestus.replay import buffer as buffer_lib
 
 
-def load(
-  folder: pathlib.Path, config: launch_config.ExperimentConfig
-) -> tuple[buffer_lib.Saved, dict[str, int]]:
-  """Loads the replay in the newest checkpoint, without its sequences; ValueError if none is saved yet.
-
-  Returns:
-    The replay; and the checkpoint's 'learner_step', number of 'sequences', and how many of these are
-    'duplicates' of another.
-  """
+def report(
+  folder: pathlib.Path, config: launch_config.ExperimentConfig, warnings: list[str]
+) -> report_lib.Report:
+  """Reports on the replay in the newest checkpoint; ValueError if none is saved yet."""
   fields: dict[str, Any] = dict.fromkeys(experience.Sequence._fields, ())
   fields['version'] = jax.ShapeDtypeStruct((), np.int32)
   fields['identity'] = jax.ShapeDtypeStruct((), np.uint32)
   restored = _restore(folder, experience.Sequence(**fields))
   stored = restored.state.replay.buffer
-  versions, identities = stored.storage.version, stored.storage.identity
-  saved = buffer_lib.Saved(
-    config=config.replay,
-    inserted=int(stored.inserted),
-    versions=versions,
+  identities, inserted = stored.storage.identity, int(stored.inserted)
+  fields = buffer_lib.Saved(
+    config.replay, inserted, stored.storage.version, restored.step, config.batch_size
+  ).poll()
+  num_steps = config.steps_per_sequence
+  for row in fields['tables'].values():
+    row['steps'] = row['size'] * num_steps
+  strata = report_lib.strata(
+    {name: row['size'] for name, row in fields['tables'].items()},
+    fields.pop('ages'),
     learner_step=restored.step,
-    batch_size=config.batch_size,
+    num_steps=num_steps,
   )
-  return saved, {
-    'learner_step': restored.step,
-    'sequences': len(versions),
-    'duplicates': len(identities) - len(np.unique(identities)),
-  }
+  return report_lib.Report(
+    time=time.time(),
+    running=False,
+    strata=strata,
+    warnings=warnings,
+    environment_step=inserted * num_steps,
+    checkpoint={
+      'learner_step': restored.step,
+      'sequences': len(identities),
+      'duplicates': len(identities) - len(np.unique(identities)),
+    },
+    **fields,
+  )
 
 
 def _restore(folder: pathlib.Path, schema: experience.Sequence) -> checkpoint.Restored:

@@ -10,7 +10,6 @@ from concurrent import futures
 from typing import Any, NamedTuple
 
 import numpy as np
-import psutil
 
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
@@ -23,59 +22,46 @@ from hephaestus.replay import inspector, tables
 MINUTE = 60.0  # seconds over which waiting is averaged
 
 
-class Target(NamedTuple):
-  """A run, or a replay server without its run.
+class Run(NamedTuple):
+  """A run whose replay is inspected."""
 
-  Attributes:
-    folder: folder of the run; None for a server.
-    config: config of the run; None for a server.
-    address: HOST:PORT of a server; None for a run, whose address may change at each start.
-  """
+  folder: pathlib.Path
+  config: launch_config.ExperimentConfig
 
-  folder: pathlib.Path | None
-  config: launch_config.ExperimentConfig | None
-  address: str | None
+  def last(self, node: str) -> dict[str, Any]:
+    """The newest row of metrics of a node; {} without one."""
+    return metrics.last(self.folder / 'metrics' / f'{node}.jsonl') or {}
 
-  @property
-  def is_fused(self) -> bool:
-    """Whether it is a fused run, whose replay is on a device and in its checkpoints."""
-    return self.config is not None and self.config.fused
+  def actor_files(self) -> list[pathlib.Path]:
+    """The files of the actors' metrics."""
+    return sorted((self.folder / 'metrics').glob('actor-*.jsonl'))
 
 
-def find(target: str) -> Target:
-  """Parses a target: the folder of a run, or HOST:PORT of a replay server.
+def find(target: str) -> Run | None:
+  """Finds the run in a folder; None if the target is HOST:PORT, of a replay server.
 
   Raises:
     ValueError: it is neither, it is a fused run without replay, or it needs Reverb, which is not
       installed.
   """
   folder = pathlib.Path(target)
-  found = None
-  if folder.is_dir():
-    found = Target(folder, folder_lib.load_config(folder), None)
-  elif ':' in target and target.rsplit(':', 1)[1].isdigit():
-    found = Target(None, None, target)
-  if found is None:
+  run = Run(folder, folder_lib.load_config(folder)) if folder.is_dir() else None
+  if run is None and not re.fullmatch(r'.*:\d+', target):
     raise ValueError(f'{target}: is neither the folder of a run nor HOST:PORT')
-  if not found.is_fused:
+  if run is None or not run.config.fused:
     remedy = '`hephaestus dashboard` and `report` show its metrics without'
     packages.check_distributed(f'{target}: its replay', remedy)
-  elif found.config is not None and found.config.record.on_policy:
+  elif run.config.record.on_policy:
     raise ValueError(f'{target}: a fused run is one compiled program, without a replay server')
-  return found
-
-
-def starts_of_replay(folder: pathlib.Path, name: str) -> list[dict[str, Any]]:
-  """Reads the events of all starts of one replay server of a run, such as 'replay-0', the oldest first."""
-  return [
-    row
-    for row in metrics.read(folder / 'metrics' / 'events.jsonl')
-    if row.get('kind') == 'started' and row.get('name') == name
-  ]
+  return run
 
 
 class Inspection:
-  """Makes reports on the replay of a run, or on a replay server whose run is not given."""
+  """Makes reports on the replay of a run, or on a replay server whose run is not given.
+
+  Attributes:
+    address: HOST:PORT of the last report's server, or of all its shards, separated by commas.
+  """
 
   def __init__(
     self, target: str, timeout_seconds: float = 4.0, *, read_seconds: float = float('inf')
@@ -89,27 +75,16 @@ class Inspection:
       read_seconds: longest time to read the actors' metrics in one report; the next report
         continues from there.
     """
+    self.address = ''
+    self._target = target
+    self._run = find(target)
+    self._timeout_seconds = timeout_seconds
     self._read_seconds = read_seconds
     self._actors: dict[pathlib.Path, history.File] = {}
-    self._name = target
-    self._target = find(target)
-    self._folder, self._config, self._given = self._target
     self._saved: tuple[int, report_lib.Report] | None = None
-    self._timeout_seconds = timeout_seconds
-    self._addresses: list[str] = []
-    self._source: inspector.Source | None = None
+    self._source: inspector.Inspector | None = None
     # Reverb crashes when Ctrl-C interrupts its call in the main thread.
     self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix='look')
-
-  @property
-  def is_fused(self) -> bool:
-    """Whether reports are made from a checkpoint of a fused run, also while it is running."""
-    return self._target.is_fused
-
-  @property
-  def address(self) -> str:
-    """HOST:PORT of the last report's server, or of all its shards, separated by commas."""
-    return ', '.join(self._addresses)
 
   def report(self) -> report_lib.Report:
     """Makes a report from the server's tables and the metrics that the run's processes write.
@@ -120,65 +95,51 @@ class Inspection:
       ValueError: the folder is no longer one of a run, or a fused run has saved nothing yet.
       ConnectionError: no server answers, unless the run is not running and has metrics to report.
     """
-    folder, config = self._folder, self._config
-    if folder is not None and config is not None and config.fused:
-      return self._of_device(folder, config)
+    run = self._run
+    if run is not None and run.config.fused:
+      return self._of_device(run)
     fields = self._poll()
-    if folder is not None and config is not None:
-      fields |= _of_nodes(folder, config, fields['shards'])
-      self._read_actors(folder)
+    if run is not None:
+      fields |= _of_nodes(run, fields['shards'])
     report = report_lib.Report(time=time.time(), address=self.address, **fields)
-    bottleneck = _bottleneck(report) if report.running else None
-    return dataclasses.replace(report, strata=self._strata(report), bottleneck=bottleneck)
+    return dataclasses.replace(
+      report,
+      strata=self._strata(report),
+      bottleneck=_bottleneck(report) if report.running else None,
+    )
 
-  def _of_device(
-    self, folder: pathlib.Path, config: launch_config.ExperimentConfig
-  ) -> report_lib.Report:
+  def _of_device(self, run: Run) -> report_lib.Report:
     """Reports on the newest checkpoint of a fused run; reads it only if there is a newer one."""
-    checkpoints = folder / 'checkpoints'
+    checkpoints = run.folder / 'checkpoints'
     changed = checkpoints.stat().st_mtime_ns if checkpoints.exists() else 0
     if self._saved is None or self._saved[0] != changed:
       from hephaestus.launch.inspect import device_replay  # JAX
 
-      source, checkpoint = device_replay.load(folder, config)
-      fields = source.poll()
-      num_steps = config.steps_per_sequence
-      for row in fields['tables'].values():
-        row['steps'] = row['size'] * num_steps
-      strata = report_lib.strata(
-        {name: row['size'] for name, row in fields['tables'].items()},
-        fields.pop('ages'),
-        learner_step=checkpoint['learner_step'],
-        num_steps=num_steps,
-      )
-      report = report_lib.Report(
-        time=time.time(), running=False, strata=strata, warnings=_warnings(folder),
-        environment_step=source.inserted * num_steps, checkpoint=checkpoint, **fields,
-      )  # fmt: skip
-      self._saved = changed, report
+      self._saved = changed, device_replay.report(*run, _warnings(run))
     return self._saved[1]
 
   def _poll(self) -> dict[str, Any]:
     """Polls the server; if none answers, reports the last known state of a run that is not running."""
-    addresses = self._newest_addresses()
-    if self._source is None or addresses != self._addresses:
-      self._addresses = addresses
-      replay = None if self._config is None else self._config.replay
+    run = self._run
+    addresses = [self._target] if run is None else _addresses(run.folder)
+    if self._source is None or ', '.join(addresses) != self.address:
+      self.address = ', '.join(addresses)
+      replay = None if run is None else run.config.replay
       self._source = inspector.Inspector(addresses, replay, timeout_seconds=self._timeout_seconds)
     try:
       return self._thread.submit(self._source.poll).result()
     except ConnectionError as error:
-      folder, config, reason = self._folder, self._config, ''
-      if folder is not None and config is not None:
-        if self._has_process(folder):
-          reason = '; its process is running: it is still starting, or too busy to answer'
-        else:
-          known = _last_known(folder, config)
-          if known['tables'] or metrics.last(folder / 'metrics' / 'learner.jsonl') is not None:
-            return known
-          command = folder_lib.resume_command(folder, config)
-          reason = f'; the run is not running, resume it with: {command}'
-      raise ConnectionError(f'{error}{reason}') from None
+      if run is None:
+        raise
+      if folder_lib.is_running(run.folder):
+        reason = 'the run is running: replay is still starting, or too busy to answer'
+      else:
+        known = _last_known(run)
+        if known['tables'] or run.last('learner'):
+          return known
+        command = folder_lib.resume_command(*run)
+        reason = f'the run is not running, resume it with: {command}'
+      raise ConnectionError(f'{error}; {reason}') from None
 
   def _strata(self, report: report_lib.Report) -> dict[str, report_lib.Stratum]:
     """Statistics of the strata, computed without sampling, which would move the rate limiter.
@@ -186,10 +147,11 @@ class Inspection:
     Versions are from the sequences that the learner sampled between its last two rows of metrics.
     Returns are from the actors' metrics.
     """
-    folder, config = self._folder, self._config
+    run = self._run
     sizes = {name: row['size'] for name, row in report.tables.items() if name != tables.PARAMS}
-    learner = (metrics.last(folder / 'metrics' / 'learner.jsonl') if folder else None) or {}
-    num_steps = None if config is None else config.steps_per_sequence
+    if run is None:
+      return report_lib.strata(sizes, dict.fromkeys(sizes), learner_step=0, num_steps=None)
+    learner, num_steps = run.last('learner'), run.config.steps_per_sequence
     ages: dict[str, Any] = {}
     for name, size in sizes.items():
       of_stratum = {each: learner.get(f'replay/{name}/age/{each}') for each in inspector.QUANTILES}
@@ -197,76 +159,59 @@ class Inspection:
     strata = report_lib.strata(
       sizes, ages, learner_step=learner.get('learner_step') or 0, num_steps=num_steps
     )
-    if num_steps and report.environment_step is not None:
-      for name, size in sizes.items():
-        if size:
-          episodes, returns = self._returns(report.environment_step - size * num_steps)
-          strata[name] = dataclasses.replace(
-            strata[name], episodes=episodes, episode_return=returns
-          )
+    self._read_actors(run)
+    for name, size in sizes.items():
+      if size:
+        episodes, returns = self._returns((report.environment_step or 0) - size * num_steps)
+        strata[name] = dataclasses.replace(strata[name], episodes=episodes, episode_return=returns)
     return strata
 
-  def _returns(self, start: float) -> tuple[int, dict[str, float] | None]:
-    """Number of the episodes that ended after environment step `start`, and quantiles of their returns."""
-    found, counts = [], []
-    for file in self._actors.values():
-      places = file.column('environment_step')
-      rows = np.flatnonzero(np.isfinite(places))
-      rows = rows[places[rows] > start]
-      written = [file.column(f'episode_return/{name}')[rows] for name in inspector.QUANTILES]
-      known = np.isfinite(written).all(axis=0)
-      found.append(np.stack(written, axis=1)[known])
-      counts.append(file.column('episodes')[rows][known])
-    if not found:
-      return 0, None
-    count = np.concatenate(counts)
-    return int(count.sum()), inspector.pooled(np.concatenate(found), count)
-
-  def _read_actors(self, folder: pathlib.Path) -> None:
+  def _read_actors(self, run: Run) -> None:
     deadline = time.monotonic() + self._read_seconds
-    for path in sorted((folder / 'metrics').glob('actor-*.jsonl')):
+    for path in run.actor_files():
       file = self._actors.setdefault(path, history.File(path))
       while file.read():
         if time.monotonic() >= deadline:
           return
 
-  def _newest_addresses(self) -> list[str]:
-    folder = self._folder
-    if folder is None:
-      return [self._given or '']
-    if not (folder / folder_lib.CONFIG).exists():
-      raise ValueError(f'{self._name}: the folder is gone, or no longer one of a run')
-    try:
-      addresses = (folder / folder_lib.ADDRESS).read_text(errors='replace').split()
-    except FileNotFoundError:
-      raise ConnectionError(f'{self._name}: this run was never started') from None
-    for address in addresses:  # gRPC also connects to sockets of files and others
-      if not re.fullmatch(r'[\w.:\[\]-]+:\d+', address, re.ASCII):
-        raise ValueError(
-          f'{folder / folder_lib.ADDRESS}: {address!r} is not HOST:PORT; delete the file'
-        )
-    return addresses
-
-  def _has_process(self, folder: pathlib.Path) -> bool:
-    """Whether a process of the run's replay exists on this machine."""
-    from hephaestus.launch.run import parts as parts_lib  # JAX
-
-    names = parts_lib.replay_names(len(self._addresses))
-    started = [rows[-1] for name in names if (rows := starts_of_replay(folder, name))]
-    return any(psutil.pid_exists(row['pid']) for row in started if 'pid' in row)
+  def _returns(self, start: float) -> tuple[int, dict[str, float] | None]:
+    """Number of the episodes that ended after environment step `start`, and quantiles of their returns."""
+    found, counts = [np.zeros((0, len(inspector.QUANTILES)))], [np.zeros(0)]
+    for file in self._actors.values():
+      written = [file.column(f'episode_return/{name}') for name in inspector.QUANTILES]
+      rows = np.isfinite(written).all(axis=0) & (file.column('environment_step') > start)
+      found.append(np.stack(written, axis=1)[rows])
+      counts.append(np.nan_to_num(file.column('episodes')[rows]))
+    count = np.concatenate(counts)
+    return int(count.sum()), inspector.pooled(np.concatenate(found), count)
 
 
-def inspect(target: str, timeout_seconds: float = 4.0, seconds: float = 1.0) -> report_lib.Report:
-  """Makes one report with rates, by two calls of the server `seconds` apart; see `Inspection.report`."""
-  inspection = Inspection(target, timeout_seconds)
+def inspect(target: str) -> report_lib.Report:
+  """Makes one report with rates, by two calls of the server a second apart; see `Inspection.report`."""
+  inspection = Inspection(target)
   report = inspection.report()
   if not report.running:
     return report
-  time.sleep(seconds)
+  time.sleep(1.0)
   return inspection.report()
 
 
-def _last_known(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> dict[str, Any]:
+def _addresses(folder: pathlib.Path) -> list[str]:
+  """HOST:PORT of each shard of a run's replay."""
+  if not (folder / folder_lib.CONFIG).exists():
+    raise ValueError(f'{folder}: the folder is gone, or no longer one of a run')
+  file = folder / folder_lib.ADDRESS
+  try:
+    addresses = file.read_text(errors='replace').split()
+  except FileNotFoundError:
+    raise ConnectionError(f'{folder}: this run was never started') from None
+  for address in addresses:  # gRPC also connects to sockets of files and others
+    if not re.fullmatch(r'[\w.:\[\]-]+:\d+', address, re.ASCII):
+      raise ValueError(f'{file}: {address!r} is not HOST:PORT; delete the file')
+  return addresses
+
+
+def _last_known(run: Run) -> dict[str, Any]:
   """Fields of a stopped run's `report.Report`, by the counts in the newest checkpoint of each shard.
 
   'tables' is empty and 'saved' is None without a checkpoint on this machine, and for an on-policy
@@ -275,31 +220,28 @@ def _last_known(folder: pathlib.Path, config: launch_config.ExperimentConfig) ->
   from hephaestus.launch.run import parts as parts_lib  # JAX
   from hephaestus.replay import contents  # TensorFlow and Reverb
 
-  folders = parts_lib.replay_folders(folder, config.replay.num_shards)
-  found = [] if config.record.on_policy else [contents.counts(each) for each in folders]
+  folders = parts_lib.replay_folders(run.folder, run.config.replay.num_shards)
+  found = [] if run.config.record.on_policy else [contents.counts(each) for each in folders]
   shards = [each[1] if each else {} for each in found]
-  return inspector.of_counts(shards, config.replay) | {
+  return inspector.of_counts(shards, run.config.replay) | {
     'running': False,
     'saved': min((each[0] for each in found if each), default=None),
   }
 
 
-def _of_nodes(
-  folder: pathlib.Path, config: launch_config.ExperimentConfig, shards: list[dict[str, Any]]
-) -> dict[str, Any]:
+def _of_nodes(run: Run, shards: list[dict[str, Any]]) -> dict[str, Any]:
   """Entries of a report that are from the metrics of the learner and the actors."""
-  learner_file = folder / 'metrics' / 'learner.jsonl'
-  learner = metrics.last(learner_file) or {}
-  files = sorted((folder / 'metrics').glob('actor-*.jsonl'))
-  actors = [row for path in files if (row := metrics.last(path)) is not None]
+  learner = run.last('learner')
+  files = run.actor_files()
   lost, step = learner.get('lost_steps') or 0, learner.get('environment_step') or 0
-  if not config.record.on_policy:  # the queue restarts its count with each launch
+  if not run.config.record.on_policy:  # the queue restarts its count with each launch
     # A shard that is down counts with its last answer.
-    stratum = config.replay.limiting_stratum.name
+    stratum = run.config.replay.limiting_stratum.name
     known = [shard['tables'][stratum] for shard in shards if stratum in shard['tables']]
-    inserted = sum(row['inserted'] for row in known) * config.steps_per_sequence
+    inserted = sum(row['inserted'] for row in known) * run.config.steps_per_sequence
     step = max(step, inserted + lost if known else 0)
-  versions = [v for row in actors if (v := row.get('parameter_version')) is not None]
+  rows = [run.last(path.stem) for path in files]
+  versions = [v for row in rows if (v := row.get('parameter_version')) is not None]
   staleness = {}
   if versions and (updates := learner.get('learner_step')) is not None:
     staleness = {
@@ -310,16 +252,18 @@ def _of_nodes(
     'environment_step': step,
     'lost_steps': lost,
     'parameter_version': max(versions, default=None),
-    'learner_starved_fraction': _lately([learner_file], 'starved_fraction'),
+    'learner_starved_fraction': _lately(
+      [run.folder / 'metrics' / 'learner.jsonl'], 'starved_fraction'
+    ),
     'actors_throttled_fraction': _lately(files, 'throttled_fraction'),
     'staleness': staleness,
-    'warnings': _warnings(folder),
+    'warnings': _warnings(run),
   }
 
 
-def _warnings(folder: pathlib.Path) -> list[str]:
+def _warnings(run: Run) -> list[str]:
   """Sentences on parts of a run's agent that do nothing, by the newest metrics of its learner."""
-  rows = metrics.newest(folder / 'metrics' / 'learner.jsonl', advice.WINDOW)
+  rows = metrics.newest(run.folder / 'metrics' / 'learner.jsonl', advice.WINDOW)
   return [*advice.of_replay(rows).values()]
 
 
@@ -332,14 +276,11 @@ def _lately(files: Sequence[pathlib.Path], key: str) -> float | None:
   shares = []
   begin = time.time() - MINUTE
   for path in files:
-    rows = [row for row in metrics.since(path, begin) if row.get(key) is not None]
-    if not rows:
-      newest = metrics.last(path)
-      shares += [] if newest is None or newest.get(key) is None else [newest[key]]
-      continue
-    times = [begin, *(row['time'] for row in rows)]
-    spans = [later - earlier for earlier, later in itertools.pairwise(times)]
-    shares.append(sum(row[key] * span for row, span in zip(rows, spans, strict=True)) / sum(spans))
+    rows = metrics.since(path, begin) or metrics.newest(path, 1)
+    if known := [row for row in rows if row.get(key) is not None]:
+      times = [begin, *(row['time'] for row in known)]
+      weights = [max(1e-9, later - earlier) for earlier, later in itertools.pairwise(times)]
+      shares.append(float(np.average([row[key] for row in known], weights=weights)))
   return sum(shares) / len(shares) if shares else None
 
 

@@ -52,16 +52,14 @@ def make_exporter(target: str, port: int) -> http.server.HTTPServer:
 
 
 def exposition(report: report_lib.Report) -> str:
-  """Formats a report in Prometheus' text format, with a line for each number.
+  """Formats a report in Prometheus' text format: tables, strata, states and quantiles are labels.
 
-  Tables, strata, states and quantiles become labels. A run that is not running has one line only,
-  `hephaestus_up 0`.
+  A run that is not running has one line only, `hephaestus_up 0`.
   """
   if not report.running:
     return 'hephaestus_up 0\n'
   found = report.to_json()
-  for key in ('time', 'running'):
-    del found[key]
+  del found['time'], found['running']
   lines = ['hephaestus_up 1']
   for shard in found.pop('shards'):
     lines += _samples('shard_up', int(shard['alive']), f'address="{shard["address"]}"')

@@ -1,7 +1,6 @@
 """The report on the replay of a run, which every view prints: terminal, web page, JSON and Prometheus."""
 
 import dataclasses
-import datetime
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,50 +19,20 @@ DISTRIBUTIONS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stratum:
-  """The sequences of one stratum. Unknown distributions are None.
-
-  Attributes:
-    sequences: how many there are.
-    version: version of the parameters that acted.
-    age_updates: updates before the newest version.
-    age_steps: environment steps collected since.
-    episodes: number of episodes that ended in them.
-    episode_return: returns of those.
-    shared: share of the sequences that all other strata hold, too; None without sequences or others.
-  """
+  """The sequences of one stratum. Unknown distributions are None."""
 
   sequences: int
-  version: Quantiles | None = None
-  age_updates: Quantiles | None = None
-  age_steps: Quantiles | None = None
-  episodes: int = 0
+  version: Quantiles | None = None  # of the parameters that acted
+  age_updates: Quantiles | None = None  # updates before the newest version
+  age_steps: Quantiles | None = None  # environment steps collected since
+  episodes: int = 0  # that ended in them
   episode_return: Quantiles | None = None
-  shared: float | None = None
+  shared: float | None = None  # share that all other strata hold, too; None without any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-  """A report on the replay of a run, live or as last known.
-
-  Attributes:
-    tables, replay_ratio, limiter, memory, shards, seconds: see `inspector.Inspector.poll`.
-    time: unix seconds.
-    running: whether a server answered.
-    saved: unix seconds of the oldest checkpoint that the report is made from; None if a server
-      answered, or without a checkpoint.
-    address: HOST:PORT of the server, or of all its shards, separated by commas.
-    environment_step: environment steps so far.
-    lost_steps: how many of those a restart of replay has lost, by the newest metrics.
-    parameter_version: the newest version of the parameters that an actor uses.
-    learner_starved_fraction, actors_throttled_fraction: shares of time spent waiting, over the last
-      minute, or by the newest metrics if those are older.
-    staleness: {'newest_updates', 'oldest_updates'}, age of the actors' parameters in updates; {} if
-      unknown.
-    warnings: sentences on parts of the agent that do nothing; see `advice.of_replay`.
-    strata: the strata by name.
-    bottleneck: sentence that names it; None if unknown.
-    checkpoint: of a fused run, which the report is then made from, see `device_replay.load`; else {}.
-  """
+  """A report on the replay of a run, live or as last known. The first six fields: see `Inspector.poll`."""
 
   tables: dict[str, dict[str, Any]]
   replay_ratio: dict[str, float | None]
@@ -71,35 +40,23 @@ class Report:
   memory: dict[str, float | None]
   shards: list[dict[str, Any]]
   seconds: float | None
-  time: float
-  running: bool = True
-  saved: float | None = None
-  address: str = '-'
+  time: float  # unix seconds
+  running: bool = True  # whether a server answered
+  saved: float | None = None  # unix seconds of the oldest checkpoint that it is made from
+  address: str = '-'  # HOST:PORT of all shards, separated by commas
   environment_step: int | None = None
-  lost_steps: int | None = None
-  parameter_version: int | None = None
+  lost_steps: int | None = None  # how many of these a restart of replay has lost
+  parameter_version: int | None = None  # the newest that an actor uses
+  # Shares of time spent waiting, over the last minute, or by the newest metrics if those are older.
   learner_starved_fraction: float | None = None
   actors_throttled_fraction: float | None = None
+  # Age of the actors' parameters in updates: 'newest_updates', 'oldest_updates'.
   staleness: dict[str, int] = dataclasses.field(default_factory=dict)
-  warnings: list[str] = dataclasses.field(default_factory=list)
+  warnings: list[str] = dataclasses.field(default_factory=list)  # see `advice.of_replay`
   strata: dict[str, Stratum] = dataclasses.field(default_factory=dict)
-  bottleneck: str | None = None
+  bottleneck: str | None = None  # sentence that names it
+  # The one that it is made from, of a fused run: 'learner_step', number of 'sequences' and 'duplicates'.
   checkpoint: dict[str, int] = dataclasses.field(default_factory=dict)
-
-  @property
-  def state(self) -> str | None:
-    """Sentence that says from when the numbers are; None if a server answered."""
-    if self.running:
-      return None
-    if self.checkpoint:
-      step, count = self.checkpoint['learner_step'], self.checkpoint['sequences']
-      return f'a fused run; shown is its checkpoint of update {step:,}, with {count:,} sequences'
-    if self.saved is None:
-      return (
-        'the run is not running; shown is the end of its metrics, replay has no checkpoint here'
-      )
-    moment = datetime.datetime.fromtimestamp(self.saved)
-    return f'the run is not running; shown is its checkpoint of {moment:%Y-%m-%d %H:%M:%S}'
 
   def to_json(self) -> dict[str, Any]:
     """The report as `--json` prints it: keys stay the same between versions.
@@ -123,25 +80,6 @@ class Report:
     }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Lost:
-  """Takes the place of a report while no server answers.
-
-  Attributes:
-    time: unix seconds.
-    address: as of the last report.
-    error: why there is none.
-  """
-
-  time: float
-  address: str
-  error: str
-
-  def to_json(self) -> dict[str, Any]:
-    """As `--json` prints it."""
-    return dataclasses.asdict(self)
-
-
 def strata(
   sizes: Mapping[str, int],
   ages: Mapping[str, Quantiles | None],
@@ -156,7 +94,7 @@ def strata(
 
   Args:
     sizes: number of sequences of each stratum.
-    ages: their ages in updates; None if unknown.
+    ages: quantiles of their ages in updates; None if unknown.
     learner_step: number of updates so far.
     num_steps: environment steps of a sequence; None if unknown.
   """
@@ -169,11 +107,8 @@ def strata(
       versions = {each: learner_step - of_stratum[other] for each, other in opposite}
     if size and num_steps is not None:
       steps = {each: at * (size - 1) * num_steps for each, at in inspector.QUANTILES.items()}
+    shared = min(sizes.values()) / size if size and len(sizes) > 1 else None
     found[name] = Stratum(
-      sequences=size,
-      version=versions,
-      age_updates=of_stratum,
-      age_steps=steps,
-      shared=min(sizes.values()) / size if size and len(sizes) > 1 else None,
+      sequences=size, version=versions, age_updates=of_stratum, age_steps=steps, shared=shared
     )
   return found

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import datetime
+import functools
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -30,40 +31,27 @@ _SHOWN = 6  # numbers of an array that are printed one by one
 class StoredSequence(NamedTuple):
   """One item of a table that stores sequences.
 
-  Attributes:
-    table: name of the table.
-    item: the table's reference to the sequence.
-    age_rank: its rank among the table's items by age; 0 is the oldest.
-    digest: hash of the sequence.
-    sequence: host arrays [T, ...]; None if it differs from the schema. Only samples have observations,
-      because all of them would not fit in memory.
+  `sequence` has host arrays [T, ...]; it is None if it differs from the schema. Only samples have
+  observations, because all of them would not fit in memory.
   """
 
   table: str
-  item: contents_lib.Item
-  age_rank: int
-  digest: bytes
+  item: contents_lib.Item  # the table's reference to the sequence
+  age_rank: int  # among the table's items; 0 is the oldest
+  digest: bytes  # of the sequence
+  is_sample: bool
   sequence: Any
 
 
 class Stored(NamedTuple):
-  """Content of a checkpoint of replay.
+  """Content of a checkpoint of replay."""
 
-  Attributes:
-    violations: a line for each fault that was found.
-    saved: unix seconds at which the checkpoint was complete.
-    sequences: number of different sequences.
-    strata: statistics of each table of sequences; ages in updates are before the newest acting version.
-    samples: sequences of each stratum, evenly spaced from the oldest to the newest.
-    draw: how the run's environment draws an observation; see `Environment.draw`.
-  """
-
-  violations: list[str]
-  saved: float
-  sequences: int
-  strata: dict[str, report_lib.Stratum]
-  samples: list[StoredSequence]
-  draw: videos.Draw
+  violations: list[str]  # a line for each fault
+  saved: float  # unix seconds at which the checkpoint was complete
+  sequences: int  # number of different sequences
+  strata: dict[str, report_lib.Stratum]  # ages in updates are before the newest acting version
+  samples: list[StoredSequence]  # of each stratum, evenly spaced from the oldest to the newest
+  draw: videos.Draw  # how the run's environment draws an observation; see `Environment.draw`
 
   def to_json(self) -> dict[str, Any]:
     """All of it as JSON values: {'stored': statistics, 'samples', 'violations'}.
@@ -94,15 +82,6 @@ class Stored(NamedTuple):
     }
 
 
-class _Shard(NamedTuple):
-  """The checkpoint of one shard: as `Stored`, and its `rows`, all items by table, the oldest first."""
-
-  saved: float
-  rows: list[StoredSequence]
-  violations: list[str]
-  samples: list[StoredSequence]
-
-
 def read(target: str, num_samples: int = 0) -> Stored:
   """Reads and checks the newest checkpoint of replay, so a running server is unaffected.
 
@@ -117,20 +96,21 @@ def read(target: str, num_samples: int = 0) -> Stored:
     ValueError: the target is not the folder of a distributed run of an off-policy agent, it has no
       checkpoint of replay, or Reverb is not installed.
   """
-  folder, config, _ = live.find(target)
-  if folder is None or config is None:
+  run = live.find(target)
+  if run is None:
     raise ValueError(f"{target}: --check and --sample read a checkpoint; give the run's folder")
-  if config.record.on_policy:
+  if run.config.record.on_policy:
     raise ValueError(
       f'{target}: keeps no checkpoint of its queue, since each sequence is read once'
     )
+  folder, config = run
   parts = parts_lib.make_parts(config)
   names = parts_lib.replay_names(config.replay.num_shards)
-  folders = parts_lib.replay_folders(folder, config.replay.num_shards)
-  places = dict(zip(names, map(pathlib.Path, folders), strict=True))
+  folders = map(pathlib.Path, parts_lib.replay_folders(folder, config.replay.num_shards))
+  places = dict(zip(names, folders, strict=True))
+  saved, violations, shards = [], [], {}
   # In a run on several hosts, each host keeps the checkpoints of its own shards.
   here = {name: place for name, place in places.items() if place.is_dir()} or places
-  shards: dict[str, _Shard] = {}
   for name, place in here.items():
     try:
       checkpoint = contents_lib.Contents(str(place))
@@ -139,32 +119,38 @@ def read(target: str, num_samples: int = 0) -> Stored:
         f'{error}; a run makes one every learner.checkpoint_period='
         f'{config.learner.checkpoint_period:g} seconds of learning, and at its end'
       ) from None
-    restarts = [row['time'] for row in live.starts_of_replay(folder, name)]
-    shards[name] = _read(checkpoint, parts.sequence_schema, num_samples, restarts)
-  violations = [
-    f'{name}, {text}' if len(shards) > 1 else text
-    for name, shard in shards.items()
-    for text in shard.violations
-  ]
+    restarts = [
+      row['time']
+      for row in metrics.read(folder / 'metrics' / 'events.jsonl')
+      if row['kind'] == 'started' and row.get('name') == name
+    ]
+    saved.append(checkpoint.saved)
+    shards[name], faults = _read(checkpoint, parts.sequence_schema, num_samples, restarts)
+    violations += [f'{name}, {text}' if len(here) > 1 else text for text in faults]
+  rows = [row for each in shards.values() for row in each]
   # An actor writes to several shards in turn, so neighbours in a shard are not consecutive.
   num_envs = config.actor.num_envs if len(names) == 1 else None
-  rows = [row for shard in shards.values() for row in shard.rows]
   return Stored(
     violations=[*violations, *_duplicates(shards)],
-    saved=min(shard.saved for shard in shards.values()),
+    saved=min(saved),
     sequences=len({row.item.chunks for row in rows}),
     strata=_strata(rows, config.replay.strata, num_envs, config.steps_per_sequence),
-    samples=[sample for shard in shards.values() for sample in shard.samples],
+    samples=[row for row in rows if row.is_sample],
     draw=parts.environment.draw,
   )
 
 
 def _read(
   checkpoint: contents_lib.Contents, schema: Any, num_samples: int, restarts: list[float]
-) -> _Shard:
-  """Reads and checks the checkpoint of one shard, in one pass."""
+) -> tuple[list[StoredSequence], list[str]]:
+  """Reads and checks the checkpoint of one shard, in one pass.
+
+  Returns:
+    All items by table, the oldest first; and a line for each fault.
+  """
   columns = columns_lib.Columns(schema)
-  shard = _Shard(checkpoint.saved, [], list(checkpoint.broken), [])
+  rows: list[StoredSequence] = []
+  violations = list(checkpoint.broken)
   checked: set[tuple[int, ...]] = set()
   digests = collections.defaultdict(list)
   for name in checkpoint.items:
@@ -175,31 +161,30 @@ def _read(
       columns.check_signature(name, checkpoint.signatures[name])
     except ValueError as error:
       is_sound = False
-      shard.violations.append(_place(name) + str(error))
+      violations.append(_place(name) + str(error))
     count = len(checkpoint.items[name])
     wanted = set(np.linspace(0, count - 1, min(num_samples, count)).round().astype(int).tolist())
     for rank, (item, arrays) in enumerate(checkpoint.read(name)):
-      row = StoredSequence(name, item, rank, contents_lib.digest(arrays), None)
+      digests[name].append(contents_lib.digest(arrays))
+      sequence, is_sample = None, False
       if mismatch := columns.mismatch(arrays):
         if is_sound:  # else it is reported once, with the table's signature
-          shard.violations.append(_place(name, item.key) + mismatch)
+          violations.append(_place(name, item.key) + mismatch)
       else:
         sequence = jax.tree.map(lambda x: x[0], columns.unflatten(arrays))
         if item.chunks not in checked:
           checked.add(item.chunks)
-          shard.violations.extend(
-            _place(name, item.key, step) + text for step, text in experience.faults(sequence)
-          )
-        if rank in wanted:
-          shard.samples.append(row._replace(sequence=sequence))
-        row = row._replace(sequence=sequence._replace(observation=(), initial_state=()))
-      shard.rows.append(row)
-      digests[name].append(row.digest)
-  shard.violations.extend(
+          faults = experience.faults(sequence)
+          violations += [_place(name, item.key, step) + text for step, text in faults]
+        is_sample = rank in wanted
+        if not is_sample:
+          sequence = sequence._replace(observation=(), initial_state=())
+      rows.append(StoredSequence(name, item, rank, digests[name][-1], is_sample, sequence))
+  violations += [
     _place(fault.table, fault.key) + fault.text
     for fault in contents_lib.faults(checkpoint, digests, restarts)
-  )
-  return shard
+  ]
+  return rows, violations
 
 
 def _strata(
@@ -217,15 +202,17 @@ def _strata(
       consecutive sequences are unknown; then only episodes within one sequence have a return.
     steps_per_sequence: environment steps of a sequence.
   """
-  newest = max((int(row.sequence.version) for row in rows if row.sequence is not None), default=0)
-  items = {each.name: [row for row in rows if row.table == each.name] for each in strata}
-  whole = {name: [row for row in each if row.sequence is not None] for name, each in items.items()}
-  ages = {
-    name: [newest - int(row.sequence.version) for row in each] for name, each in whole.items()
+  whole = {
+    each.name: [row for row in rows if row.table == each.name and row.sequence is not None]
+    for each in strata
   }
+  versions = {
+    name: np.array([int(row.sequence.version) for row in each]) for name, each in whole.items()
+  }
+  newest = max((int(each.max()) for each in versions.values() if len(each)), default=0)
   found = report_lib.strata(
-    {name: len(each) for name, each in items.items()},
-    {name: inspector.quantiles(np.array(each)) for name, each in ages.items()},
+    {name: sum(row.table == name for row in rows) for name in whole},
+    {name: inspector.quantiles(newest - each) for name, each in versions.items()},
     learner_step=newest,
     num_steps=steps_per_sequence,
   )
@@ -238,11 +225,11 @@ def _strata(
   return found
 
 
-def _duplicates(shards: dict[str, _Shard]) -> Iterator[str]:
+def _duplicates(shards: dict[str, list[StoredSequence]]) -> Iterator[str]:
   """Yields a violation for each sequence that an earlier shard stores, too."""
   seen: dict[bytes, str] = {}
-  for name, shard in shards.items():
-    for row in shard.rows:
+  for name, rows in shards.items():
+    for row in rows:
       other = seen.setdefault(row.digest, name)
       if other != name:
         yield f'{name}, {_place(row.table, row.item.key)}{other} stores the same sequence'
@@ -275,7 +262,7 @@ def _streams(rows: Sequence[StoredSequence], num_envs: int) -> Iterator[list[exp
 def show(target: str, stored: Stored) -> None:
   """Prints the summary of a run's checkpoint and its samples as tables."""
   console = console_lib.make()
-  say = lambda text: console.print(text, markup=False, highlight=False)
+  say = functools.partial(console.print, markup=False, highlight=False)
   moment = datetime.datetime.fromtimestamp(stored.saved)
   say(
     f'{target}: checkpoint of {moment:%Y-%m-%d %H:%M:%S}, {stored.sequences:,} different sequences'
@@ -324,14 +311,11 @@ def _named(tree: Any, name: str) -> dict[str, np.ndarray]:
 
 def _cell(value: np.ndarray) -> str:
   """Formats a value of one step; a large array as its shape and range."""
-  value = np.asarray(value)
-  if value.dtype.kind not in 'biuf':  # such as bfloat16
-    value = value.astype(np.float32)
-  show = lambda number: f'{number:.4g}'
-  if value.size <= _SHOWN:
-    return ' '.join(show(number) for number in value.reshape(-1))
-  shape = ' x '.join(map(str, value.shape))
-  return f'[{shape}] {show(value.min())} to {show(value.max())}'
+  numbers = np.asarray(value, np.float64).ravel()  # of any dtype, such as bfloat16
+  if numbers.size <= _SHOWN:
+    return ' '.join(f'{number:.4g}' for number in numbers)
+  shape = ' x '.join(map(str, np.shape(value)))
+  return f'[{shape}] {numbers.min():.4g} to {numbers.max():.4g}'
 
 
 def write_videos(stored: Stored, folder: pathlib.Path) -> list[pathlib.Path]:
@@ -344,11 +328,9 @@ def write_videos(stored: Stored, folder: pathlib.Path) -> list[pathlib.Path]:
   for sample in stored.samples:
     numbers[sample.table] += 1
     made.append(folder / f'{sample.table}-{numbers[sample.table]}.gif')
-    sequence = sample.sequence
-    observation = observation_lib.without_mask(sequence.observation)
+    observation = observation_lib.without_mask(sample.sequence.observation)
     draw = videos.drawing(stored.draw, observation)
-    steps = range(len(sequence.step_type))
-    videos.write(
-      [draw(jax.tree.map(lambda x, at=step: x[at], observation)) for step in steps], made[-1]
-    )
+    steps = range(len(sample.sequence.step_type))
+    frames = [draw(jax.tree.map(lambda x, at=step: x[at], observation)) for step in steps]
+    videos.write(frames, made[-1])
   return made

@@ -3,13 +3,12 @@
 import collections
 import datetime
 import itertools
-import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import rich.console
+import rich.filesize
 import rich.live
 import rich.markup
 import rich.table
@@ -22,7 +21,6 @@ from hephaestus.launch.inspect import report as report_lib
 from hephaestus.replay import tables
 
 LABEL = 18  # columns of the name of a number
-Reported = report_lib.Report | report_lib.Lost
 HEADINGS = {
   'lowest': 'lowest',
   'low': '5 %',
@@ -49,6 +47,21 @@ _LIMITER_STATES = {
 }
 
 
+class Lost(NamedTuple):
+  """Takes the place of a report while no server answers: unix seconds, address as of the last report, and reason."""
+
+  time: float
+  address: str
+  error: str
+
+  def to_json(self) -> dict[str, Any]:
+    """As `--json` prints it."""
+    return self._asdict()
+
+
+Reported = report_lib.Report | Lost
+
+
 def _count(value: int | None) -> str:
   return '-' if value is None else f'{value:,}'
 
@@ -58,14 +71,7 @@ def _rate(value: float | None) -> str:
 
 
 def _size(count: float | None) -> str:
-  """Formats a number of bytes in a decimal unit; '-' for None."""
-  if count is None:
-    return '-'
-  for unit in ('B', 'kB', 'MB'):
-    if count < 1000:
-      return f'{count:.0f} B' if unit == 'B' else f'{count:.1f} {unit}'
-    count /= 1000
-  return f'{count:.1f} GB'
+  return '-' if count is None else rich.filesize.decimal(int(count))
 
 
 # Key in `Report.tables` of each column, and how its value is shown.
@@ -86,12 +92,16 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
 def show(report: report_lib.Report, console: rich.console.Console | None = None) -> None:
   """Prints a report of `live.Inspection` as tables, by default to stdout."""
   console = console or console_lib.make()
-  if report.tables:
-    console.print(_table(report, console.width))
-  console.print(_grid(numbers(report)))
-  if distributions(report.strata):
-    console.print()
-    console.print(distribution_table(report.strata))
+  for part in _parts(report, console.width):
+    console.print(part)
+
+
+def _parts(report: report_lib.Report, width: int, *between: Any) -> list[Any]:
+  """What is printed of a report; `between` comes before the distributions."""
+  parts: list[Any] = [_table(report, width)] if report.tables else []
+  parts += [_grid(numbers(report)), *between]
+  known = distribution_table(report.strata)
+  return parts + (['', known] if known else [])
 
 
 def watch(
@@ -123,8 +133,6 @@ def watch(
       for report in _reports(target, period):
         line = metrics.to_json(report.to_json()) if as_json else _line(report)
         print(line, file=console.file, flush=True)
-  except BrokenPipeError:  # the reader of the lines has exited
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
   except KeyboardInterrupt:
     if not as_json:
       console.print('stopped')
@@ -142,7 +150,7 @@ def _reports(target: str, period: float) -> Iterator[Reported]:
     try:
       yield inspection.report()
     except ConnectionError as error:
-      yield report_lib.Lost(time=time.time(), address=inspection.address, error=str(error))
+      yield Lost(time.time(), inspection.address, str(error))
     time.sleep(max(0.0, begin + wait - time.monotonic()))
     wait = period
 
@@ -191,19 +199,10 @@ def distribution_table(strata: Mapping[str, report_lib.Stratum]) -> rich.text.Te
   return console_lib.table(list(rows[0]), [lines], left=2) if rows else rich.text.Text()
 
 
-def worker_times(report: report_lib.Report) -> dict[str, dict[str, float]]:
-  """Share of time by activity of each stratum's worker thread: {STRATUM: {ACTIVITY: share}}."""
-  return {
-    name: {_ACTIVITIES[state]: share for state, share in row['worker_time'].items()}
-    for name, row in sorted(report.tables.items())
-    if name != tables.PARAMS
-  }
-
-
 def numbers(report: report_lib.Report) -> dict[str, str]:
   """Formats what the printed tables leave out of a report of `live.Inspection`, as {NAME: TEXT}."""
   ratio, limiter, memory = report.replay_ratio, report.limiter, report.memory
-  named = {} if report.state is None else {'state': report.state}
+  named = {} if report.running else {'state': _state(report)}
   named |= {
     'replay ratio': f'{ratio["achieved"]:.2f} achieved, {_rate(ratio["recent"])} recent, '
     + f'{"?" if ratio["configured"] is None else format(ratio["configured"], ".2f")} configured'
@@ -243,12 +242,26 @@ def numbers(report: report_lib.Report) -> dict[str, str]:
     server = _size(memory['server'])
     where = f'the server {server}' if server != '-' else 'the server is not on this machine'
     named['memory'] = f'sequences {_size(memory["sequences"])} uncompressed; {where}'
-    for name, shares in worker_times(report).items():
-      largest_first = sorted(shares.items(), key=lambda part: -part[1])
-      named[f'time of {name}'] = ', '.join(
-        f'{activity} {live.share(part)}' for activity, part in largest_first if part >= 0.005
-      )
+    for name, row in sorted(report.tables.items()):
+      if name != tables.PARAMS:
+        largest_first = sorted(row['worker_time'].items(), key=lambda part: -part[1])
+        named[f'time of {name}'] = ', '.join(
+          f'{_ACTIVITIES[state]} {live.share(part)}'
+          for state, part in largest_first
+          if part >= 0.005
+        )
   return named
+
+
+def _state(report: report_lib.Report) -> str:
+  """Says from when the numbers of a report are, for which no server answered."""
+  if report.checkpoint:
+    step, count = report.checkpoint['learner_step'], report.checkpoint['sequences']
+    return f'a fused run; shown is its checkpoint of update {step:,}, with {count:,} sequences'
+  if report.saved is None:
+    return 'the run is not running; shown is the end of its metrics, replay has no checkpoint here'
+  moment = datetime.datetime.fromtimestamp(report.saved)
+  return f'the run is not running; shown is its checkpoint of {moment:%Y-%m-%d %H:%M:%S}'
 
 
 def _grid(named: dict[str, str]) -> rich.table.Table:
@@ -268,13 +281,11 @@ def frame(
   moment = datetime.datetime.fromtimestamp(newest.time)
   heading = f'{target}  {newest.address}  {moment:%H:%M:%S}  every {period:g} s, Ctrl-C to stop'
   parts: list[Any] = [rich.markup.escape(heading)]
-  if isinstance(newest, report_lib.Lost):
+  if isinstance(newest, Lost):
     parts.append(rich.markup.escape(f'{newest.error}; retrying'))
   answered = next((each for each in reversed(reports) if isinstance(each, report_lib.Report)), None)
   if answered is not None:  # a low terminal cuts off the end
-    curves = _curves(reports, width - LABEL - 12)
-    parts += [_table(answered, width), _grid(numbers(answered)), '', curves, '']
-    parts.append(distribution_table(answered.strata))
+    parts += _parts(answered, width, '', _curves(reports, width - LABEL - 12))
   return rich.console.Group(*parts)
 
 
@@ -298,7 +309,7 @@ def moving(report: Reported) -> dict[str, float | None]:
     'inserts/s', 'samples/s' (sequences), 'replay ratio', 'throttled' and 'starved' (shares of time);
     {} without an answer of a server, and without rates, as in the first report.
   """
-  if isinstance(report, report_lib.Lost) or report.limiter is None or report.seconds is None:
+  if isinstance(report, Lost) or report.limiter is None or report.seconds is None:
     return {}
   throttled, starved = live.waiting(report)
   strata = [row for name, row in report.tables.items() if name != tables.PARAMS]
@@ -317,16 +328,14 @@ def for_page(report: report_lib.Report) -> dict[str, Any]:
 
   Returns:
     {'report': as JSON, 'cells', 'numbers', 'distributions', 'moving': results of the functions of these
-    names, 'times': [{'name', 'shares': {ACTIVITY: share}}] of the worker threads of a server}
+    names}
   """
-  times = worker_times(report) if report.running else {}
   return {
     'report': metrics.plain(report.to_json()),
     'cells': cells(report.tables),
     'numbers': numbers(report),
     'distributions': distributions(report.strata),
     'moving': metrics.plain(moving(report)),
-    'times': [{'name': f'table {name}', 'shares': shares} for name, shares in times.items()],
   }
 
 
@@ -340,7 +349,7 @@ def curve(values: Iterable[float | None], top: float) -> str:
 def _line(report: Reported) -> str:
   """Formats a report as one line."""
   clock = f'{datetime.datetime.fromtimestamp(report.time):%H:%M:%S}'
-  if isinstance(report, report_lib.Lost):
+  if isinstance(report, Lost):
     return f'{clock}  {report.error}; retrying'
   strata = [name for name in sorted(report.tables) if name != tables.PARAMS]
   sizes = [

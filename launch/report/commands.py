@@ -10,13 +10,7 @@ from hephaestus.launch.run import flags
 
 def add(commands: Any) -> None:
   """Adds the commands that show results of runs to the parser."""
-  _add_evaluate(commands)
-  _add_watch(commands)
-  _add_dashboard(commands)
-  _add_report(commands)
-
-
-def _add_evaluate(commands: Any) -> None:
+  greedy_help = 'greedy or sampled actions (default: as the run is evaluated)'
   evaluate = commands.add_parser('evaluate', allow_abbrev=False, help='score an agent')
   add_agent(evaluate)
   evaluate.add_argument('--episodes', type=int, default=256)
@@ -31,34 +25,10 @@ def _add_evaluate(commands: Any) -> None:
     choices=['greedy', 'sampled', 'random'],
     help='one result for each of these (default: actions as the run is evaluated)',
   )
-  _add_greedy(evaluate)
+  evaluate.add_argument('--greedy', action=argparse.BooleanOptionalAction, help=greedy_help)
   evaluate.add_argument('--json', action='store_true')
-  flags.add_trust_flag(evaluate)
   evaluate.set_defaults(call=_evaluate)
 
-
-def add_agent(parser: argparse.ArgumentParser) -> None:
-  """Adds the arguments that name an agent: `run` and `--checkpoint`."""
-  parser.add_argument(
-    'run',
-    type=pathlib.Path,
-    help='folder of a run or of an exported policy, or the name of an agent that comes with the package: '
-    'catch, grid_world, hackmatrix or gymnax/CartPole-v1',
-  )
-  parser.add_argument(
-    '--checkpoint', metavar='best|STEP', help='by evaluation or by update (default: the newest)'
-  )
-
-
-def _add_greedy(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument(
-    '--greedy',
-    action=argparse.BooleanOptionalAction,
-    help='greedy or sampled actions (default: as the run is evaluated)',
-  )
-
-
-def _add_watch(commands: Any) -> None:
   watch = commands.add_parser('watch', allow_abbrev=False, help='show episodes of an agent')
   add_agent(watch)
   watch.add_argument('--seed', type=int, default=0)
@@ -68,12 +38,9 @@ def _add_watch(commands: Any) -> None:
   watch.add_argument(
     '--dream', action='store_true', help="show the world model's prediction next to the episode"
   )
-  _add_greedy(watch)
-  flags.add_trust_flag(watch)
+  watch.add_argument('--greedy', action=argparse.BooleanOptionalAction, help=greedy_help)
   watch.set_defaults(call=_watch)
 
-
-def _add_dashboard(commands: Any) -> None:
   dashboard = commands.add_parser(
     'dashboard', allow_abbrev=False, help='serve a web page of runs on the loopback interface'
   )
@@ -83,11 +50,8 @@ def _add_dashboard(commands: Any) -> None:
   dashboard.add_argument(
     '--port', type=int, default=0, help='port of 127.0.0.1 (default: a free one)'
   )
-  flags.add_trust_flag(dashboard)
   dashboard.set_defaults(call=_dashboard)
 
-
-def _add_report(commands: Any) -> None:
   report = commands.add_parser(
     'report',
     allow_abbrev=False,
@@ -124,8 +88,22 @@ def _add_report(commands: Any) -> None:
     help='name a curve and its runs, which may differ in any key; may be repeated, as in --label small '
     'runs/small-* --label large runs/large-*',
   )
-  flags.add_trust_flag(report)
   report.set_defaults(call=_report)
+  for each in (evaluate, watch, dashboard, report):
+    flags.add_trust_flag(each)
+
+
+def add_agent(parser: argparse.ArgumentParser) -> None:
+  """Adds the arguments that name an agent: `run` and `--checkpoint`."""
+  parser.add_argument(
+    'run',
+    type=pathlib.Path,
+    help='folder of a run or of an exported policy, or the name of an agent that comes with the package: '
+    'catch, grid_world, hackmatrix or gymnax/CartPole-v1',
+  )
+  parser.add_argument(
+    '--checkpoint', metavar='best|STEP', help='by evaluation or by update (default: the newest)'
+  )
 
 
 def _check(arguments: argparse.Namespace, flag: str, video: pathlib.Path | None) -> None:

@@ -5,7 +5,6 @@ import importlib.util
 import json
 import pathlib
 import sys
-import tempfile
 import threading
 import time
 import urllib.parse
@@ -19,7 +18,6 @@ from hephaestus.launch.files import history
 from hephaestus.launch.report import groups as groups_lib
 from hephaestus.launch.report import panels, server
 
-MEDIA_TYPES = {'.mp4': 'video/mp4', '.webm': 'video/webm'}
 MOST_VIDEOS = 6  # newest videos of a run that are shown
 READ_SECONDS = 0.04  # longest time to read files per request; the page asks again for the rest
 POLL_SECONDS = 0.9  # least time between two calls of a replay server, for any number of open pages
@@ -28,39 +26,27 @@ POLL_SECONDS = 0.9  # least time between two calls of a replay server, for any n
 class Dashboard:
   """Makes the answers of the page's server, from the runs' files and from reports on replay.
 
-  Its methods may be called from several threads. `len` is the number of runs.
+  Its methods may be called from several threads. A run is named by its index in the order of the groups;
+  `len` is the number of runs.
 
   Attributes:
     left_out: a line for each folder that is not shown, with the reason.
   """
 
-  def __init__(self, folders: Sequence[pathlib.Path], videos: pathlib.Path):
-    """Reads the configs of runs, finished or running, and no metrics yet; ValueError if there is no run.
-
-    `videos` is an empty folder, for copies of videos in a format that browsers can play.
-    """
-    self.left_out: list[str] = []
-    self._videos = videos
-    self._lock, self._converting = threading.Lock(), threading.Lock()
-    self._histories: list[history.History] = []
-    for folder in dict((folder.resolve(), folder) for folder in folders).values():
-      try:
-        self._histories.append(history.History(folder))
-      except ValueError as error:
-        self.left_out.append(str(error))
-    if not self._histories:
-      raise ValueError('; '.join(self.left_out) or 'no runs are given; name their folders')
-    self._groups = groups_lib.make(self._histories)
-    self._differences = groups_lib.differences(self._histories)
+  def __init__(self, folders: Sequence[pathlib.Path]):
+    """Reads the configs of runs, finished or running, and no metrics yet; ValueError if there is no run."""
+    self._groups, self.left_out = groups_lib.read((folder, None) for folder in folders)
+    self._histories = [run for group in self._groups for run in group.runs]
+    self._lock = threading.Lock()
     self._drawn: dict[tuple[str, int], tuple[list[int], dict[str, Any]]] = {}
     self._reports = [_Reports(each.folder) for each in self._histories]
 
   def runs(self) -> dict[str, Any]:
-    """Describes all runs, see `panels.overview`, with their 'differences' and 'x_axes' {KEY: label}."""
+    """Describes all runs, see `panels.overview`, with their 'x_axes' {KEY: label}."""
     with self._lock:
       self._read()
-      described = panels.overview(self._histories, self._groups, self._newest_videos)
-    return described | {'x_axes': history.X_AXES, 'differences': self._differences}
+      shown = list(map(self._shown, range(len(self))))
+      return panels.overview(self._groups, shown) | {'x_axes': history.X_AXES}
 
   def curves(self, x: str, known: str = '') -> str | None:
     """Returns all curves as JSON; reads new rows of metrics first.
@@ -71,10 +57,8 @@ class Dashboard:
 
     Returns:
       None if the page has the newest version. Else the JSON text of {'version', 'unread': bytes of
-      metrics that are still to be read, 'groups': [{NODE/METRIC: {'x', 'mean', 'low', 'high',
-      'seeds': [{'x', 'mean'}]}}], 'charts': [{'key', 'section', 'title'}]}. With several seeds,
-      'mean' is the interquartile mean, and 'low' and 'high' are the range; with one run, see
-      `history.Curve`. 'groups' is None while much is still to be read.
+      metrics that are still to be read, 'groups': a result of `panels.to_json` for each group, 'charts':
+      see `panels.charts`}. 'groups' is None while much is still to be read.
     """
     with self._lock:
       unread = self._read()
@@ -84,45 +68,33 @@ class Dashboard:
       if version == known:
         return None
       groups = [self._draw(x, index) for index in range(len(self._groups))]
-      charts = [chart._asdict() for chart in panels.charts(key for each in groups for key in each)]
+      charts = panels.charts(key for each in groups for key in each)
       return json.dumps({'version': version, 'unread': unread, 'groups': groups, 'charts': charts})
 
   def replay(self, index: int) -> dict[str, Any]:
-    """The newest report on the replay of the run with this index, see `terminal.for_page`, or {'error'}.
-
-    A fused run that is not running is reported by its newest checkpoint.
-    """
+    """The newest report on the replay of a run, see `terminal.for_page`, or {'error'}."""
     return self._reports[index].newest()
 
-  def video(self, index: int, name: str) -> tuple[pathlib.Path, str] | None:
-    """Path and media type of a video of a run by its name, with GIFs converted to MP4; None if there is none.
-
-    Raises:
-      Exception: a GIF cannot be decoded.
-    """
-    found = {
-      path.name: (written, path) for written, path in panels.videos(self._histories[index].folder)
-    }
-    if name not in found:
-      return None
-    written, path = found[name]
-    if path.suffix != '.gif':
-      return path, MEDIA_TYPES[path.suffix]
-    with self._converting:  # two pages must not write the same file
-      made = self._videos / f'{index}-{path.stem}-{written}.mp4'
-      if not made.exists():
-        panels.to_mp4(path, made)
-    return made, MEDIA_TYPES['.mp4']
+  def video(self, index: int, name: str) -> pathlib.Path | None:
+    """Path of a video of a run by its name; None if there is none."""
+    return next((each.path for each in self._videos(index) if each.path.name == name), None)
 
   def __len__(self) -> int:
     return len(self._histories)
 
-  def _newest_videos(self, index: int) -> list[dict[str, Any]]:
-    """Videos of a run; the address changes while the file is being written."""
+  def _videos(self, index: int) -> list[panels.Video]:
+    return panels.videos(self._histories[index].folder)
+
+  def _shown(self, index: int) -> list[dict[str, Any]]:
+    """The newest videos of a run for the page; the address changes while the file is being written."""
     return [
-      panels.subject(path)
-      | {'source': f'video/{index}/{urllib.parse.quote(path.name)}?written={written}'}
-      for written, path in panels.videos(self._histories[index].folder)[:MOST_VIDEOS]
+      {
+        'source': f'video/{index}/{urllib.parse.quote(each.path.name)}?written={each.written}',
+        'name': each.path.name,
+        'update': each.update,
+        'dream': each.dream,
+      }
+      for each in self._videos(index)[:MOST_VIDEOS]
     ]
 
   def _read(self) -> int:
@@ -168,8 +140,6 @@ class _Reports:
         self._inspection = live.Inspection(
           str(self._folder), timeout_seconds=2.0, read_seconds=READ_SECONDS
         )
-      if self._inspection.is_fused and folder_lib.is_running(self._folder):
-        return {'error': 'a fused run is one compiled program, without a replay server'}
       return terminal.for_page(self._inspection.report())
     except (ValueError, OSError) as error:  # of which ConnectionError is one
       return {'error': str(error)}
@@ -201,14 +171,11 @@ def make_app(dashboard: Dashboard, token: str) -> server.App:
     return responses.JSONResponse(dashboard.replay(index_of(request)))
 
   def video(request: requests.Request) -> responses.Response:
-    index, name = index_of(request), request.path_params['name']
-    try:
-      found = dashboard.video(index, name)
-    except Exception as error:  # decoders raise any type
-      raise exceptions.HTTPException(404, f'{name}: cannot be played ({error})') from None
-    if found is None:
+    name = request.path_params['name']
+    path = dashboard.video(index_of(request), name)
+    if path is None:
       raise exceptions.HTTPException(404, f'{name}: no such video')
-    return responses.FileResponse(found[0], media_type=found[1])
+    return responses.FileResponse(path, media_type=panels.VIDEOS[path.suffix])
 
   routes = [
     *server.static(files()),
@@ -240,8 +207,7 @@ def serve(folders: Sequence[pathlib.Path], port: int) -> None:
       installed, or the port cannot be used.
   """
   server.check_packages('dashboard', *server.PACKAGES, 'uplot')
-  with tempfile.TemporaryDirectory() as videos:
-    dashboard = Dashboard(folders, pathlib.Path(videos))
-    for reason in dashboard.left_out:
-      print(f'hephaestus dashboard: left out: {reason}', file=sys.stderr)
-    server.serve(functools.partial(make_app, dashboard), port)
+  dashboard = Dashboard(folders)
+  for reason in dashboard.left_out:
+    print(f'hephaestus dashboard: {reason}', file=sys.stderr)
+  server.serve(functools.partial(make_app, dashboard), port)

@@ -33,10 +33,8 @@ def evaluate(
     checkpoint: learner step of a checkpoint, or 'best'; None for the newest.
 
   Returns:
-    {'learner_step', 'episode_return', 'episode_length', 'normalised_score'}: the update of the
-    checkpoint, 0 for the random policy, and the means of `episodes.Evaluation`, with the environment's own
-    metrics as 'environment/NAME'. Also 'package', name and
-    version of the environment's package, on which a score may depend, if it is another's.
+    {'learner_step', the entries of `episodes.Evaluation.row`}; and 'package', name and version of the
+    environment's package, on which a score may depend, if it is another's.
 
   Raises:
     ValueError: as `policy.load`; or a video is asked for and the environment has no renderer.

@@ -2,7 +2,8 @@
 
 import collections
 import json
-from collections.abc import Sequence
+import pathlib
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from hephaestus.launch.files import history
@@ -34,29 +35,51 @@ class Group(NamedTuple):
   runs: list[history.History]
 
 
-def make(
-  histories: Sequence[history.History], labels: Sequence[str | None] | None = None
-) -> list[Group]:
-  """Groups runs into curves.
+def read(
+  given: Iterable[tuple[pathlib.Path, str | None]], *, whole: bool = False
+) -> tuple[list[Group], list[str]]:
+  """Opens runs, finished or running, and groups them into curves.
 
   Within an environment, runs with the same label from the user form a group, and so do runs without a
   label that differ only in their seed, or in other config keys that do not change learning.
 
   Args:
-    histories: the runs.
-    labels: the user's label of each run, or None; None for no labels at all.
+    given: folder of each run with the user's label of its curve, or None. A folder that is repeated counts
+      once.
+    whole: whether to read all their metrics, and to leave out runs without any.
 
   Returns:
-    The groups in the order of their first runs; groups of one environment are adjacent.
+    The groups in the order of their first runs, those of one environment adjacent; and a line for each
+    folder that is left out, with the reason.
 
   Raises:
-    ValueError: two groups of an environment have the same label.
+    ValueError: there is no run, or two groups of an environment have the same label.
   """
-  given = labels or [None] * len(histories)
+  known: dict[pathlib.Path, tuple[pathlib.Path, str | None]] = {}
+  for folder, label in given:
+    known.setdefault(folder.resolve(), (folder, label))
+  runs, labels, left_out = [], [], []
+  for folder, label in known.values():
+    try:
+      run = history.History(folder)
+      if whole:
+        run.read()
+        if not any(map(run.names, history.NODES)):
+          raise ValueError(f'{folder}: has no metrics yet; {run.damage or "wait for its nodes"}')
+      runs.append(run)
+      labels.append(label)
+    except ValueError as error:
+      left_out.append(f'left out: {error}')
+  if not runs:
+    raise ValueError('; '.join(left_out) or 'no runs are given; name their folders')
+  return _grouped(runs, labels), left_out
+
+
+def _grouped(runs: Sequence[history.History], labels: Sequence[str | None]) -> list[Group]:
   found: list[Group] = []
-  for environment in dict.fromkeys(run.environment for run in histories):
+  for environment in dict.fromkeys(run.environment for run in runs):
     members: dict[Any, list[history.History]] = collections.defaultdict(list)
-    for label, run in zip(given, histories, strict=True):
+    for label, run in zip(labels, runs, strict=True):
       if run.environment == environment:
         key = label or (run.config.agent_name, json.dumps(_values(run), sort_keys=True))
         members[key].append(run)
@@ -70,35 +93,32 @@ def make(
   return found
 
 
-def differences(histories: Sequence[history.History]) -> dict[str, list[Any]]:
+def differences(runs: Sequence[history.History]) -> dict[str, list[Any]]:
   """Config values in which runs differ: {PATH: [the value of each run, None where it has none]}.
 
   For runs of several agents these are the values that all of them have, and options of environments.
   """
-  flat = [each.config_values for each in histories]
-  keys = dict.fromkeys(key for each in flat for key in each)
-  if len({each.config.agent_name for each in histories}) > 1:
-    keys = {
-      key: None
-      for key in keys
-      if key.startswith('environment.') or all(key in each for each in flat)
-    }
-  values = {key: [each.get(key) for each in flat] for key in keys}
-  return {key: each for key, each in values.items() if any(value != each[0] for value in each)}
-
-
-def _is_indifferent(key: str, run: history.History) -> bool:
-  """Whether a run's curve does not depend on the config key at this path."""
-  names = [*INDIFFERENT, *run.config.record.indifferent_keys]
-  if run.config.fused:
-    names += INDIFFERENT_OF_FUSED
-    names += ['replay'] * run.config.record.on_policy
-  return any(key == name or key.startswith(f'{name}.') for name in names)
+  flat = [each.config_values for each in runs]
+  one_agent = len({each.config.agent_name for each in runs}) == 1
+  found = {}
+  for key in dict.fromkeys(key for each in flat for key in each):
+    if one_agent or key.startswith('environment.') or all(key in each for each in flat):
+      values = [each.get(key) for each in flat]
+      if any(value != values[0] for value in values):
+        found[key] = values
+  return found
 
 
 def _values(run: history.History) -> dict[str, Any]:
   """Config values that a run's curve depends on, by path."""
-  return {key: value for key, value in run.config_values.items() if not _is_indifferent(key, run)}
+  names = [*INDIFFERENT, *run.config.record.indifferent_keys]
+  if run.config.fused:
+    names += INDIFFERENT_OF_FUSED
+    names += ['replay'] * run.config.record.on_policy
+  starts = tuple(f'{name}.' for name in names)
+  return {
+    key: value for key, value in run.config_values.items() if not f'{key}.'.startswith(starts)
+  }
 
 
 def _kinds(values: Sequence[dict[str, Any]], keys: Sequence[str]) -> int:
@@ -106,46 +126,31 @@ def _kinds(values: Sequence[dict[str, Any]], keys: Sequence[str]) -> int:
   return len({tuple(str(each.get(key)) for key in keys) for each in values})
 
 
-def _differing(runs: Sequence[history.History]) -> list[str]:
-  """Paths of the config keys that differ between runs and change their curves."""
-  values = [_values(run) for run in runs]
-  known = dict.fromkeys(key for each in values for key in each)
-  keys = [key for key in known if _kinds(values, [key]) > 1]
-  # A key that one run does not use is no difference, unless it is needed to tell runs apart.
-  of_all = [key for key in keys if not any(_is_indifferent(key, run) for run in runs)]
-  return of_all if _kinds(values, of_all) == _kinds(values, keys) else keys
-
-
 def _labels(runs: Sequence[history.History]) -> list[str]:
   """A label for each run that tells it apart: the agent, and a few `key=value`."""
   labels = []
   for run in runs:
-    rivals = [each for each in runs if each.config.agent_name == run.config.agent_name]
+    rivals = [_values(each) for each in runs if each.config.agent_name == run.config.agent_name]
     keys = _differing(rivals)
-    shown = keys
-    if len(keys) > MAX_KEYS:
-      shown = _separating_keys([_values(each) for each in rivals], keys)
-    parts = [f'{_short(key, keys)}={_plain(_values(run).get(key))}' for key in shown]
+    shown: list[str] = [] if len(keys) > MAX_KEYS else keys
+    while _kinds(rivals, shown) < _kinds(rivals, keys):  # the few that tell all configs apart
+      shown.append(max(keys, key=lambda key: _kinds(rivals, [*shown, key])))
+    lasts = [key.rpartition('.')[2] for key in keys]
+    parts = []
+    for key in shown:
+      last, value = key.rpartition('.')[2], _values(run).get(key)
+      text = value if isinstance(value, str) else json.dumps(value)
+      parts.append(f'{key if lasts.count(last) > 1 else last}={text}')
     parts += ['…'] * (len(shown) < len(keys))
     words = [run.config.agent_name] if len(rivals) < len(runs) or not parts else []
     labels.append(' '.join([*words, ', '.join(parts)]).strip())
   return labels
 
 
-def _separating_keys(values: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[str]:
-  """A few keys that tell all configs apart, chosen greedily by the number of different ones."""
-  chosen: list[str] = []
-  while _kinds(values, chosen) < _kinds(values, keys):
-    chosen.append(max(keys, key=lambda key: _kinds(values, [*chosen, key])))
-  return chosen
-
-
-def _short(key: str, keys: Sequence[str]) -> str:
-  """The last part of a path, or the whole path if another one ends with the same part."""
-  last = key.rsplit('.', 1)[-1]
-  return key if [other.rsplit('.', 1)[-1] for other in keys].count(last) > 1 else last
-
-
-def _plain(value: Any) -> str:
-  """A config value as text: JSON, but text without quotes."""
-  return value if isinstance(value, str) else json.dumps(value)
+def _differing(values: Sequence[dict[str, Any]]) -> list[str]:
+  """Paths of the config keys whose values differ between runs."""
+  known = dict.fromkeys(key for each in values for key in each)
+  keys = [key for key in known if _kinds(values, [key]) > 1]
+  # A key that one run does not use is no difference, unless it is needed to tell runs apart.
+  of_all = [key for key in keys if all(key in each for each in values)]
+  return of_all if _kinds(values, of_all) == _kinds(values, keys) else keys

@@ -3,11 +3,8 @@
 import base64
 import datetime
 import pathlib
-import tempfile
 from collections.abc import Sequence
 from typing import Any
-
-import imageio.v2 as imageio
 
 from hephaestus.launch.files import history, metrics
 from hephaestus.launch.report import dashboard, panels, server
@@ -34,8 +31,7 @@ def report(
   """Compares runs, finished or running, by their last scores and on a page.
 
   Args:
-    given: folder of each run with the label of its curve; runs without a label that differ only in their
-      seed become one curve. A folder that is repeated counts once.
+    given: folder of each run with the label of its curve, or None; see `groups.read`.
     out: folder for report.html, the page without a server, made if it does not exist; None for no page.
     metric: key of the only metric to show; None: the score, or the return if there is none, and on the
       page all metrics.
@@ -51,20 +47,8 @@ def report(
   """
   if out is not None:
     server.check_packages('report', 'uplot')
-  known: dict[pathlib.Path, tuple[pathlib.Path, str | None]] = {}
-  for folder, label in given:
-    known.setdefault(folder.resolve(), (folder, label))
-  runs: list[tuple[history.History, str | None]] = []
-  remarks = []
-  for folder, label in known.values():
-    try:
-      runs.append((_read(folder), label))
-    except ValueError as error:
-      remarks.append(f'left out: {error}')
-  if not runs:
-    raise ValueError('; '.join(remarks) or 'no runs are given; name their folders')
-  remarks += [f'{run.folder}: {run.damage}' for run, _ in runs if run.damage]
-  groups = groups_lib.make(*zip(*runs, strict=True))
+  groups, remarks = groups_lib.read(given, whole=True)
+  remarks += [f'{run.folder}: {run.damage}' for group in groups for run in group.runs if run.damage]
   curves = [panels.drawn(group.runs, x) for group in groups]
   names = ('normalised_score', 'episode_return') if metric is None else (metric,)
   keys = [f'{each}/{name}' for name in names for each in ((node,) if node else history.NODES)]
@@ -77,15 +61,6 @@ def report(
     remarks += _write(groups, curves, out, x)
   pairs = zip(groups, curves, strict=True)
   return [_score(group, each, keys, history.X_AXES[x]) for group, each in pairs], remarks
-
-
-def _read(folder: pathlib.Path) -> history.History:
-  """Reads all metrics of a run; ValueError if it has none."""
-  run = history.History(folder)
-  run.read()
-  if not any(map(run.names, history.NODES)):
-    raise ValueError(f'{folder}: has no metrics yet; {run.damage or "wait for its nodes"}')
-  return run
 
 
 def _score(
@@ -110,16 +85,13 @@ def _write(
   x: str,
 ) -> list[str]:
   """Writes report.html; returns a line on it, and one for each video that was left out."""
-  histories = [run for group in groups for run in group.runs]
-  videos = _Videos(histories)
-  charts = panels.charts(key for each in curves for key in each)
-  content = panels.overview(histories, groups, videos.newest, throughout=True) | {
+  videos, left_out = _videos([run for group in groups for run in group.runs])
+  content = panels.overview(groups, videos) | {
     'made': f'report of {datetime.datetime.now():%Y-%m-%d %H:%M}',
     'x_axes': {x: history.X_AXES[x]},
-    'differences': groups_lib.differences(histories),
     'curves': {
       'groups': [panels.to_json(each) for each in curves],
-      'charts': [chart._asdict() for chart in charts],
+      'charts': panels.charts(key for each in curves for key in each),
     },
   }
   file = out / 'report.html'
@@ -129,55 +101,40 @@ def _write(
   except OSError as error:
     raise ValueError(f'--out {out}: cannot be written to ({error.strerror})') from None
   size = file.stat().st_size / 1e6
-  return [f'{file}: {size:.1f} MB, {videos.count} videos', *videos.left_out]
+  count = sum('source' in video for of_run in videos for video in of_run)
+  return [f'{file}: {size:.1f} MB, {count} videos', *left_out]
 
 
-class _Videos:
-  """The newest video of each run of a report, and its newest one with a dream.
+def _videos(runs: Sequence[history.History]) -> tuple[list[list[dict[str, Any]]], list[str]]:
+  """The newest video of each run, and its newest one with a dream.
 
-  Args:
-    histories: the runs.
-
-  Attributes:
-    count: number of videos in the page.
-    left_out: a line for each video that is not in the page, with the reason.
+  Returns:
+    The videos of each run, see `panels.overview`; and a line for each that is not in the page, with the
+    reason.
   """
-
-  def __init__(self, histories: Sequence[history.History]) -> None:
-    self.count = 0
-    self.left_out: list[str] = []
-    self._histories = histories
-    self._nbytes = 0
-
-  def newest(self, index: int) -> list[dict[str, Any]]:
-    """The videos of a run, see `panels.overview`."""
-    known = [
-      (panels.subject(path), path) for _, path in panels.videos(self._histories[index].folder)
-    ]
-    of_kind = [[each for each in known if each[0]['dream'] is dream] for dream in (False, True)]
-    return [about | self._source(path) for about, path in (each[0] for each in of_kind if each)]
-
-  def _source(self, path: pathlib.Path) -> dict[str, str]:
-    try:
-      size = path.stat().st_size
-      if size > MOST_VIDEO_BYTES or self._nbytes > MOST_VIDEOS_BYTES:
-        return self._leave_out(path, f'{size / 1e6:.1f} MB, which would make the page too large')
-      with tempfile.TemporaryDirectory() as folder:
-        played = path
-        if path.suffix == '.gif':
-          played = pathlib.Path(folder) / 'video.mp4'
-          panels.to_mp4(path, played)
-        imageio.get_reader(str(played)).close()  # raises if it cannot be played
-        content = played.read_bytes()
-    except Exception as error:  # decoders raise any type
-      return self._leave_out(path, f'cannot be played ({error})')
-    self.count += 1
-    self._nbytes += len(content)
-    return {'source': _data_url(dashboard.MEDIA_TYPES[played.suffix], content)}
-
-  def _leave_out(self, path: pathlib.Path, reason: str) -> dict[str, str]:
-    self.left_out.append(f'{path}: is not in report.html: {reason}')
-    return {'reason': f'{path.name}: {reason}'}
+  found: list[list[dict[str, Any]]] = []
+  left_out, room = [], MOST_VIDEOS_BYTES
+  for run in runs:
+    newest: dict[bool, panels.Video] = {}
+    for video in panels.videos(run.folder):
+      newest.setdefault(video.dream, video)
+    found.append([])
+    for _, video in sorted(newest.items()):
+      about = {'name': video.path.name, 'update': video.update, 'dream': video.dream}
+      try:
+        with metrics.open_regular(video.path) as file:
+          content = file.read(MOST_VIDEO_BYTES + 1)
+        fits, reason = len(content) <= min(MOST_VIDEO_BYTES, room), 'would make the page too large'
+      except OSError as error:
+        fits, reason = False, f'cannot be read ({error.strerror})'
+      if fits:
+        room -= len(content)
+        about['source'] = _data_url(panels.VIDEOS[video.path.suffix], content)
+      else:
+        left_out.append(f'{video.path}: is not in report.html: it {reason}')
+        about['reason'] = f'{video.path.name}: it {reason}'
+      found[-1].append(about)
+  return found, left_out
 
 
 def _page(content: dict[str, Any]) -> str:

@@ -3,25 +3,20 @@
 import contextlib
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import imageio.v2 as imageio
 import numpy as np
-from PIL import Image
 
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import history, metrics
 from hephaestus.launch.report import groups as groups_lib
 
-VIDEOS = ('.gif', '.mp4', '.webm')
+VIDEOS = {'.gif': 'image/gif', '.mp4': 'video/mp4'}  # media types
 MOST_EVENTS = 12  # newest events of a run that are shown
-MOST_PIXELS = 1 << 22  # of a frame
-MOST_VIDEO_PIXELS = 1 << 29  # of all frames of a converted GIF
 MOST_DIAGNOSIS = 1 << 20  # bytes of doctor.json that are read
 SEED_POINTS = 101  # most points of a curve of several seeds
 DIGITS = 5  # significant digits of a number in a curve
-FRAMES_PER_SECOND = 8.0  # assumed for a GIF that does not store its speed
 ENVIRONMENT, COGNITION = 'Environment', 'Cognition'
 # Sections of the page, by beginnings of the keys 'NODE/METRIC' of their charts: the first that has one.
 SECTIONS = {
@@ -70,69 +65,37 @@ TITLES = {
   'learner/steps_per_second': 'environment steps per second',
   'actor/throttled_fraction': 'share of time that the rate limiter blocks actors',
 }
-# Share of time of a node by activity, and the activity with the time that its metrics leave.
-ACTIVITIES = {
-  'learner': ('updates', {'starved_fraction': 'waits for data'}),
-  'actor': (
-    'other',
-    {
-      'throttled_fraction': 'blocked by the rate limiter',
-      'unrolled_fraction': 'unrolls',
-      'inserted_fraction': 'inserts',
-    },
-  ),
-}
-
-
-class Chart(NamedTuple):
-  """One picture of a metric's curves.
-
-  Attributes:
-    key: 'NODE/METRIC', where NODE is one of history.NODES.
-    section: name of its section of the page, a key of SECTIONS.
-    title: name of the metric in words, with its unit.
-  """
-
-  key: str
-  section: str
-  title: str
 
 
 class GroupCurve(NamedTuple):
-  """A metric of a group of runs along the x-axis.
+  """A metric of a group of runs along the x-axis; of one run, its `history.Curve`, without seeds."""
 
-  On the page it is {'x', 'mean', 'low', 'high', 'seeds': [{'x', 'mean'}]}, see `to_json`.
-
-  Attributes:
-    x: [N] f64, increasing positions.
-    mean: [N] f64, interquartile mean over seeds; with one run, `mean` of `history.Curve`.
-    low: [N] f64, lowest seed; with one run, `low` of `history.Curve`.
-    high: [N] f64, highest seed; with one run, `high` of `history.Curve`.
-    seeds: the curves of the single runs; empty with one run.
-  """
-
-  x: np.ndarray
-  mean: np.ndarray
-  low: np.ndarray
-  high: np.ndarray
+  x: np.ndarray  # [N] f64, increasing positions
+  mean: np.ndarray  # [N] f64, interquartile mean over seeds
+  low: np.ndarray  # [N] f64, lowest seed
+  high: np.ndarray  # [N] f64, highest seed
   seeds: Sequence[history.Curve]
 
 
-def charts(keys: Iterable[str]) -> list[Chart]:
-  """Charts by their keys, ordered by section; those of TITLES come first in theirs."""
+def charts(keys: Iterable[str]) -> list[dict[str, str]]:
+  """Describes the charts of metrics by their keys 'NODE/METRIC', in the order of the page.
+
+  Returns:
+    [{'key', 'section': one of SECTIONS, 'title': name of the metric in words, with its unit}], by section;
+    charts of TITLES come first in theirs.
+  """
   sections, titled = list(SECTIONS), list(TITLES)
-  place = lambda key: titled.index(key) if key in TITLES else len(titled)
-  order = lambda chart: (sections.index(chart.section), place(chart.key), chart.key)
-  return sorted(map(_chart, set(keys)), key=order)
-
-
-def _chart(key: str) -> Chart:
-  section = next(name for name, starts in SECTIONS.items() if key.startswith(starts))
-  node, *words = key.removesuffix(history.MEDIAN).replace('_', ' ').split('/')
-  title = ', '.join(words[-2:] if section == COGNITION else words[-1:])
-  if section in (ENVIRONMENT, 'Learning'):  # the same metric, of evaluations and of training
-    title += ', evaluation' if node == 'evaluator' else ', acting'
-  return Chart(key, section, TITLES.get(key, title))
+  found = []
+  for key in set(keys):
+    section = next(name for name, starts in SECTIONS.items() if key.startswith(starts))
+    node, *words = key.removesuffix(history.MEDIAN).replace('_', ' ').split('/')
+    title = ', '.join(words[-2:] if section == COGNITION else words[-1:])
+    if section in (ENVIRONMENT, 'Learning'):  # the same metric, of evaluations and of training
+      title += ', evaluation' if node == 'evaluator' else ', acting'
+    place = titled.index(key) if key in TITLES else len(titled)
+    chart = {'key': key, 'section': section, 'title': TITLES.get(key, title)}
+    found.append((sections.index(section), place, key, chart))
+  return [chart for *_, chart in sorted(found)]
 
 
 def drawn(runs: Sequence[history.History], x: str) -> dict[str, GroupCurve]:
@@ -163,7 +126,7 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
 
 
 def to_json(drawn: Mapping[str, GroupCurve]) -> dict[str, Any]:
-  """Curves as JSON values, by the keys of their charts."""
+  """Curves as JSON values by the keys of their charts: {'x', 'mean', 'low', 'high', 'seeds': [{'x', 'mean'}]}."""
   return {
     key: {name: rounded(getattr(each, name)) for name in ('x', 'mean', 'low', 'high')}
     | {'seeds': [{'x': rounded(seed.x), 'mean': rounded(seed.mean)} for seed in each.seeds]}
@@ -180,45 +143,32 @@ def rounded(values: np.ndarray) -> list[float]:
 
 
 def overview(
-  histories: Sequence[history.History],
-  groups: Sequence[groups_lib.Group],
-  show_videos: Callable[[int], list[dict[str, Any]]],
-  *,
-  throughout: bool = False,
+  groups: Sequence[groups_lib.Group], videos: Sequence[list[dict[str, Any]]]
 ) -> dict[str, Any]:
-  """Describes runs for the page.
+  """Describes runs for the page, in the order of their groups.
 
   Args:
-    histories: the runs.
-    groups: their groups, see `groups.make`.
-    show_videos: function from the index of a run to its videos: their `subject`, and 'source', an
-      address, or 'reason', why they are not shown.
-    throughout: see `times`.
+    groups: the groups of the runs.
+    videos: the videos of each run: {'name', 'update', 'dream'}, see `Video`, and 'source', an address, or
+      'reason', why it is not shown.
 
   Returns:
     {'groups': [{'label', `'world'`: name of the environment, 'seeds': number of runs}],
-    'runs': [the entries of `state`, 'times': see `times`, 'videos', 'name': short name,
-    'group': index of its group]}
+    'runs': [the entries of `state`, 'videos', 'name': short name, 'group': index of its group], 'differences': see `groups.differences`}
   """
-  group_of = {run: at for at, group in enumerate(groups) for run in group.runs}
-  lasts = [each.folder.name for each in histories]
-  short = [  # with the parent's name where several are equal
-    each.folder.name
-    if lasts.count(each.folder.name) == 1
-    else f'{each.folder.parent.name}/{each.folder.name}'
-    for each in histories
-  ]
+  runs = [(at, run) for at, group in enumerate(groups) for run in group.runs]
+  lasts = [run.folder.name for _, run in runs]
+  short = lambda path: '/'.join(path.parts[-1 - (lasts.count(path.name) > 1) :])
   return {
     'groups': [
       {'label': group.label, 'world': group.environment, 'seeds': len(group.runs)}
       for group in groups
     ],
     'runs': [
-      state(each)
-      | {'times': times(each, throughout=throughout), 'videos': show_videos(index)}
-      | {'name': name, 'group': group_of[each]}
-      for index, (each, name) in enumerate(zip(histories, short, strict=True))
+      {**state(run), 'videos': shown, 'name': short(run.folder), 'group': at}
+      for (at, run), shown in zip(runs, videos, strict=True)
     ],
+    'differences': groups_lib.differences([run for _, run in runs]),
   }
 
 
@@ -345,77 +295,23 @@ def _events(run: history.History) -> list[dict[str, Any]]:
   return events
 
 
-def times(run: history.History, *, throughout: bool = False) -> list[dict[str, Any]]:
-  """Share of time that the learner and each actor spend by activity, see ACTIVITIES.
+class Video(NamedTuple):
+  """A video of a run."""
 
-  Args:
-    run: the run.
-    throughout: whether to average over the whole run; else the newest row of metrics counts.
+  written: int  # unix milliseconds of its last change
+  path: pathlib.Path
+  update: int | None  # learner step of the agent, by the name of the file
+  dream: bool  # whether it shows a dream, too
 
-  Returns:
-    {'name', 'shares': {ACTIVITY: share}} of each learner process and actor with such metrics.
-  """
+
+def videos(folder: pathlib.Path) -> list[Video]:
+  """The videos of a run, the newest first."""
   found = []
-  share_of = run.mean if throughout else run.last
-  for node, (rest, activities) in ACTIVITIES.items():
-    for name in run.names(node):
-      shares = {activity: share_of(name, key) for key, activity in activities.items()}
-      known = {activity: share for activity, share in shares.items() if share is not None}
-      if known:
-        shares = {rest: max(0.0, 1 - sum(known.values())), **known}
-        found.append({'name': name, 'shares': shares})
-  return found
-
-
-def videos(folder: pathlib.Path) -> list[tuple[int, pathlib.Path]]:
-  """Modification time (unix milliseconds) and path of each video of a run, the newest first."""
-  dated = []
   for path in (folder / 'videos').glob('*'):
     with contextlib.suppress(OSError):
       if path.suffix in VIDEOS and path.is_file() and not path.is_symlink():
-        dated.append((path.stat().st_mtime_ns // 10**6, path))
-  return sorted(dated, reverse=True)
-
-
-def subject(video: pathlib.Path) -> dict[str, Any]:
-  """Describes a video of a run by the name of its file.
-
-  Returns:
-    {'update': learner step of the agent, None if unknown, 'dream': whether it shows a dream, too}
-  """
-  number, _, dream = video.stem.partition('-')
-  known = number.isdecimal() and dream in ('', 'dream')
-  return {'update': int(number) if known else None, 'dream': known and bool(dream)}
-
-
-def to_mp4(video: pathlib.Path, made: pathlib.Path) -> None:
-  """Converts a GIF, which browsers cannot pause or seek, to MP4.
-
-  Args:
-    video: path of the GIF.
-    made: path of the MP4 to write; its length is bounded by MOST_VIDEO_PIXELS.
-
-  Raises:
-    Exception: the GIF cannot be decoded, or its frames are too large; decoders raise errors of any type.
-  """
-  with metrics.open_regular(video) as file, Image.open(file, formats=['GIF']) as image:
-    pixels = image.width * image.height
-    if pixels > MOST_PIXELS:
-      raise ValueError(f'its frames have {pixels:,} pixels; at most {MOST_PIXELS:,} are shown')
-    milliseconds = image.info.get('duration') or 1000 / FRAMES_PER_SECOND
-    temporary = made.with_suffix('.part.mp4')
-    writer: Any = imageio.get_writer(
-      str(temporary), fps=1000 / milliseconds, codec='libx264', macro_block_size=2,
-      output_params=['-movflags', 'faststart'],
-    )  # fmt: skip
-    with writer:
-      # A few bytes of a GIF may stand for gigabytes.
-      for index in range(max(1, MOST_VIDEO_PIXELS // pixels)):
-        try:
-          image.seek(index)
-        except EOFError:
-          break
-        if image.width * image.height > MOST_PIXELS:  # a later frame may be larger
-          raise ValueError(f'a frame has more than {MOST_PIXELS:,} pixels')
-        writer.append_data(np.asarray(image.convert('RGB')))
-  temporary.replace(made)
+        update, _, dream = path.stem.partition('-')
+        known = update.isdecimal() and dream in ('', 'dream')
+        written = path.stat().st_mtime_ns // 10**6
+        found.append(Video(written, path, int(update) if known else None, known and bool(dream)))
+  return sorted(found, reverse=True)

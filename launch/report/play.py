@@ -12,11 +12,9 @@ import numpy as np
 import rich.color
 import rich.console
 import rich.live
-import rich.markup
-import rich.measure
-import rich.segment
 import rich.style
 import rich.table
+import rich.text
 from PIL import Image
 
 from hephaestus.actors import episodes as episodes_lib
@@ -25,7 +23,6 @@ from hephaestus.launch.interface import policy as policy_lib
 
 NUMBERS = 30  # columns of a terminal that are reserved for the numbers next to the picture
 LIKELIEST = 8  # most probable actions that are shown
-BAR = 10  # columns of a bar at probability 1
 
 
 def watch(
@@ -48,10 +45,8 @@ def watch(
     frames_per_second: speed of a video or of the live view; lines of text are printed at once.
     greedy: whether actions are greedy, else sampled; None: as in the evaluations of its run.
     output: path of a video, .gif or .mp4; None to show the episodes on the console.
-    dream: whether the video shows the beginning of one episode next to the world model's prediction
-      of it; needs `output`.
-    console: where to show them; one that is not a terminal gets a line for each step. By default
-      stdout.
+    dream: whether the video shows the beginning of one episode next to the world model's prediction of it.
+    console: where to show them, by default stdout; one that is not a terminal gets a line for each step.
 
   Raises:
     ValueError: a video is asked for and the environment has no renderer, or a dream and the policy
@@ -133,7 +128,7 @@ def _show(
     for played in steps:
       begin = time.monotonic()
       heading = f'{title}\nepisode {len(endings) + 1} of {episodes}'
-      live.update(_with_numbers(console, played, heading), refresh=True)
+      live.update(_view(console, played, heading), refresh=True)
       time.sleep(max(0.0, begin + 1 / frames_per_second - time.monotonic()))
 
 
@@ -148,19 +143,24 @@ def _numbers(played: episodes_lib.PlayedStep) -> dict[str, str]:
   return numbers | {name: f'{value:.2f}' for name, value in shown.items()}
 
 
-def _line(played: episodes_lib.PlayedStep) -> str:
-  """A step as a line of text, with the most probable actions of the policy at the end."""
-  text = '  '.join(f'{name} {value}' for name, value in _numbers(played).items())
-  if not played.policy:
-    return text
-  likeliest = videos.likeliest(played.policy, LIKELIEST)
+def _lists(played: episodes_lib.PlayedStep) -> dict[str, list[str]]:
+  """Texts on what the agent reports of a step: its likeliest actions, and parts of its cognition."""
+  # Value and evidence (0 to 1) of each action in episodic memory, that with most evidence first.
+  recalled = sorted((played.recalled or {}).items(), key=lambda pair: -pair[1][1])[:LIKELIEST]
   lists = {
-    'next': [f'{name} {chance:.2f}' for name, chance in likeliest],
-    'remembered': [f'{name} {value}' for name, value in _recalled(played).items()],
+    'next': [
+      f'{name} {chance:.2f}' for name, chance in videos.likeliest(played.policy or {}, LIKELIEST)
+    ],
+    'remembered': [
+      f'{name} {v:.2f} x {count:.2f}' for name, (v, count) in recalled if count >= 0.01
+    ],
     'open': [] if played.gates is None else _open(played) or ['nothing'],
-    'nearest': _nearest(played),
+    'nearest': [
+      f'{entry.action} {entry.return_:.2f} at {entry.similarity:.2f}'
+      for entry in played.nearest or []
+    ],
   }
-  return text + ''.join(f'  {name}: {", ".join(each)}' for name, each in lists.items() if each)
+  return {name: each for name, each in lists.items() if each}
 
 
 def _open(played: episodes_lib.PlayedStep) -> list[str]:
@@ -168,88 +168,50 @@ def _open(played: episodes_lib.PlayedStep) -> list[str]:
   return [name for name, is_open in (played.gates or {}).items() if is_open]
 
 
-def _nearest(played: episodes_lib.PlayedStep) -> list[str]:
-  """A text for each similar entry of episodic memory: its action, return and similarity."""
-  return [
-    f'{entry.action} {entry.return_:.2f} at {entry.similarity:.2f}'
-    for entry in played.nearest or []
-  ]
+def _line(played: episodes_lib.PlayedStep) -> str:
+  """A step as a line of text."""
+  text = '  '.join(f'{name} {value}' for name, value in _numbers(played).items())
+  return text + ''.join(f'  {name}: {", ".join(each)}' for name, each in _lists(played).items())
 
 
-def _recalled(played: episodes_lib.PlayedStep) -> dict[str, str]:
-  """{CHOICE: TEXT} of `PlayedStep.recalled`: value and evidence (0 to 1), that with most evidence first."""
-  known = (played.recalled or {}).items()
-  most = sorted(known, key=lambda pair: -pair[1][1])[:LIKELIEST]
-  return {name: f'{value:.2f} x {count:.2f}' for name, (value, count) in most if count >= 0.01}
-
-
-def _bars(rows: Iterable[tuple[str, float, str]], width: int) -> rich.table.Table:
-  """Table of names, each with a bar for its number in [0, 1] and a text of at most `width` characters."""
-  view = rich.table.Table.grid(padding=(0, 1))
-  view.add_column(max_width=NUMBERS - BAR - width, no_wrap=True)
-  view.add_column(min_width=BAR)
-  for name, share, text in rows:
-    view.add_row(rich.markup.escape(name), '█' * round(min(1.0, share) * BAR), text)
-  return view
-
-
-def _with_numbers(
+def _view(
   console: rich.console.Console, played: episodes_lib.PlayedStep, heading: str
 ) -> rich.console.RenderableType:
   """The frame, as large as the terminal permits, and the numbers to its right."""
   numbers = rich.table.Table.grid(padding=(0, 2))
   for name, value in _numbers(played).items():
     numbers.add_row(name, value)
-  likeliest = videos.likeliest(played.policy or {}, LIKELIEST)
-  chances = [(name, chance, f'{chance:.2f}') for name, chance in likeliest]
-  parts: list[Any] = [heading, '', numbers, '', _bars(chances, 8)]
-  if played.vitals:
-    parts += ['', 'vitals', _bars([(*vital, '') for vital in played.vitals.items()], 8)]
-  if played.gates is not None:
-    parts += ['', rich.markup.escape(f'open: {", ".join(_open(played)) or "nothing"}')]
-  if played.recalled is not None:
-    known = [(name, played.recalled[name][1], text) for name, text in _recalled(played).items()]
-    bars = _bars(known, 14)
-    parts += ['', 'remembered: value x count', bars, '', 'nearest: return at similarity']
-    parts += map(rich.markup.escape, _nearest(played))
-  column = rich.console.Group(*parts)
+  lists = [['', name, *(f'  {text}' for text in each)] for name, each in _lists(played).items()]
+  texts = map(rich.text.Text, [line for each in lists for line in each])
+  column = rich.console.Group(heading, '', numbers, *texts)
   if played.frame is None:
     return column
   width, height = console.size
   view = rich.table.Table.grid(padding=(0, 2))
-  view.add_row(Picture(played.frame, max(1, width - NUMBERS), height), column)
+  view.add_row(picture(played.frame, max(1, width - NUMBERS), height), column)
   return view
 
 
-class Picture:
-  """A frame that `rich` can print: each character shows two pixels, one above the other.
+def picture(frame: np.ndarray, columns: int, rows: int) -> rich.text.Text:
+  """A frame as text: each character shows two pixels, one above the other.
 
   Args:
     frame: [H, W, 3] uint8.
     columns: most columns of the terminal to use.
     rows: most rows of the terminal to use. The frame keeps its proportions; a character is taken to
       be twice as high as wide.
-
-  Attributes:
-    pixels: [2 * rows, columns, 3] uint8, the frame resized to the rows and columns that are used.
   """
-
-  def __init__(self, frame: np.ndarray, columns: int, rows: int):
-    height, width, _ = frame.shape
-    scale = min(columns / width, 2 * rows / height)
-    size = max(1, int(width * scale)), 2 * max(1, int(height * scale / 2))
-    self.pixels = np.asarray(Image.fromarray(frame).resize(size, Image.Resampling.BOX))
-
-  def __rich_console__(self, console: Any, options: Any) -> Iterator[rich.segment.Segment]:
-    del console, options
-    for top, bottom in zip(self.pixels[::2].tolist(), self.pixels[1::2].tolist(), strict=True):
-      for above, below in zip(top, bottom, strict=True):
-        yield rich.segment.Segment('▀', _style(tuple(above), tuple(below)))
-      yield rich.segment.Segment.line()
-
-  def __rich_measure__(self, console: Any, options: Any) -> rich.measure.Measurement:
-    del console, options
-    return rich.measure.Measurement(self.pixels.shape[1], self.pixels.shape[1])
+  height, width, _ = frame.shape
+  scale = min(columns / width, 2 * rows / height)
+  size = max(1, int(width * scale)), 2 * max(1, int(height * scale / 2))
+  pixels = np.asarray(Image.fromarray(frame).resize(size, Image.Resampling.BOX))
+  text = rich.text.Text(no_wrap=True)
+  for top, bottom in zip(pixels[::2].tolist(), pixels[1::2].tolist(), strict=True):
+    for above, below in zip(top, bottom, strict=True):
+      text.append('▀', _style(tuple(above), tuple(below)))
+    text.append('\n')
+  text.right_crop(1)
+  return text
 
 
 @functools.lru_cache(maxsize=4096)

@@ -53,15 +53,12 @@ def draw(
   y_label: str = '',
   levels: Sequence[float] = (),
 ) -> None:
-  """Draws step curves with their bands, and seeds as thin lines.
+  """Draws step curves with their bands, seeds as thin lines, and dashed horizontal lines at `levels`.
 
   Args:
     out: path of the PNG file.
     curves: the curves by their labels, at least one.
-    title: title above the picture.
-    x_label: label of the x-axis.
-    y_label: label of the y-axis; '' if the title is enough.
-    levels: y positions of dashed horizontal lines.
+    title, x_label, y_label: texts; no y_label if the title is enough.
 
   Raises:
     ValueError: matplotlib is not installed.

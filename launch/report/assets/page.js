@@ -38,8 +38,6 @@ function marked(marks) {
   return marks.map((mark) => (tiny && mark !== 0 ? mark.toExponential(2).replace(/\.?0*e/, 'e') : short(mark)));
 }
 
-const percent = (share) => `${Math.round(100 * share)} %`;
-
 const moment = (seconds) => new Date(1000 * seconds).toLocaleString('sv');
 
 function ago(seconds) {
@@ -282,6 +280,12 @@ function makeRoom(video) {
   video.style.width = `min(100%, ${Math.round(400 * width / height)}px)`;
 }
 
+function picture(video, still) {
+  if (video.reason) return make('p', {class: 'note'}, video.reason);
+  if (video.name.endsWith('.gif')) return make('img', {src: video.source, alt: video.name});
+  return make('video', {src: video.source, controls: true, muted: true, loop: true, autoplay: !still, playsinline: '', preload: 'auto'});
+}
+
 let videosShown = '';
 function drawVideos() {
   const videos = runs.runs.flatMap((run) => run.videos.map((video) => ({run, video})));
@@ -294,7 +298,7 @@ function drawVideos() {
   find('videos').hidden = stored && !videos.length;
   const cards = videos.map(({run, video}) => make('figure', {class: 'card'},
     make('h3', {}, run.name, ' ', make('small', {}, (video.update === null ? video.name : `update ${number(video.update)}`) + (video.dream ? ', with its dream' : ''))),
-    video.reason ? make('p', {class: 'note'}, video.reason) : make('video', {src: video.source, controls: true, muted: true, loop: true, autoplay: !still, playsinline: '', preload: 'auto'}),
+    picture(video, still),
   ));
   for (const video of cards.flatMap((card) => [...card.querySelectorAll('video')])) {
     video.addEventListener('loadedmetadata', () => makeRoom(video));
@@ -339,7 +343,6 @@ function drawReplay(answer) {
   find('replay-live').hidden = failed;
   if (failed) {
     find('replay-message').textContent = answer.error;
-    drawTimes([]);
     return;
   }
   const headings = Object.keys(answer.cells[0] || {table: ''});
@@ -364,26 +367,6 @@ function drawReplay(answer) {
     replayChart(name).element.hidden = false;
     replayChart(name).draw([{colour: 0, name, seeds: 0}], [places, column, column, column]);
   }
-  drawTimes(answer.times);
-}
-
-function drawTimes(ofTables) {
-  if (!runs) return;
-  const selected = Number(find('replay-run').value) || 0;
-  const shown = runs.runs.filter((run, index) => stored || index === selected);
-  const rows = shown.flatMap((run) => [...run.times, ...ofTables].map((row) => ({run, ...row})));
-  find('times').hidden = !rows.length;
-  find('time-bars').replaceChildren(...rows.map(({run, name, shares}) => {
-    const parts = Object.entries(shares).map(([activity, share], index) => [activity, share, index]).filter(([, share]) => share >= 0.005);
-    const bar = make('div', {class: 'bar'}, ...parts.map(([activity, share, index]) => {
-      const part = make('span', {class: `g${index % COLOURS}`, title: `${activity} ${percent(share)}`});
-      part.style.flexGrow = String(share);
-      return part;
-    }));
-    const words = make('div', {class: 'shares'}, ...parts.map(([activity, share, index]) =>
-      make('span', {}, make('span', {class: `dot g${index % COLOURS}`}), `${activity} ${percent(share)}`)));
-    return make('div', {class: 'card'}, make('h3', {}, name, ' ', make('small', {}, run.name + (stored ? ', mean over the run' : ''))), bar, words);
-  }));
 }
 
 // Requests
@@ -489,7 +472,6 @@ if (stored) {
   begin();
   drawAllRuns();
   drawCurves();
-  drawTimes([]);
 } else {
   repeat(stepRuns);
   repeat(stepCurves);

@@ -154,7 +154,6 @@ def test_last_value_is_none_once_metric_is_missing(folder):
   write(folder, 'learner', [{'learner_step': step, 'loss': None} for step in range(3, 200)])
   assert read(run).last('learner', 'loss') is None and run.last('learner', 'learner_step') == 199
   assert run.curves('learner_step')[LOSS].x.tolist() == [0, 1, 2]
-  assert run.mean('learner', 'loss') == 10.0 and run.mean('learner', 'other') is None
 
 
 def test_distribution_is_curve_of_median_with_band(folder):

@@ -4,7 +4,6 @@ import http.client
 import io
 import itertools
 import json
-import os
 import re
 import shutil
 import signal
@@ -73,13 +72,20 @@ def nodes(run):
   return run
 
 
+def report_on(run):
+  """The second report, which has rates."""
+  inspection = live.Inspection(str(run.folder))
+  inspection.report()
+  return inspection.report()
+
+
 def inspect(*arguments):
   return main.run(main.parse(['hephaestus', 'inspect', *map(str, arguments)]))
 
 
 def test_report_names_bottleneck_of_last_minute(nodes, made):
   nodes.insert(6)
-  report = live.inspect(str(nodes.folder), seconds=0.01)
+  report = report_on(nodes)
   # A row is weighted by the time since the row before: 30 of 60 seconds; 40 of 60, and all.
   assert report.learner_starved_fraction == pytest.approx(0.25, abs=0.05)
   assert report.actors_throttled_fraction == pytest.approx((0.6 + 0.8) / 2, abs=0.05)
@@ -95,15 +101,12 @@ def test_report_names_bottleneck_of_last_minute(nodes, made):
 
 def test_report_names_actors_as_bottleneck_of_starved_learner(nodes):
   nodes.write('learner', (0, {'learner_step': 500, 'starved_fraction': 0.96}))
-  words = live.inspect(str(nodes.folder), seconds=0.01).bottleneck
+  words = report_on(nodes).bottleneck
   assert words == 'learner starved 96 % of the last minute: the actors are the bottleneck'
   nodes.write('learner', (0, {'learner_step': 500, 'starved_fraction': 0.001}))
   for actor in (0, 1):
     nodes.write(f'actor-{actor}', (0, {'parameter_version': 1, 'throttled_fraction': 0.0}))
-  assert (
-    live.inspect(str(nodes.folder), seconds=0.01).bottleneck
-    == 'neither actors nor the learner wait'
-  )
+  assert report_on(nodes).bottleneck == 'neither actors nor the learner wait'
 
 
 def test_json_report_has_its_public_keys(nodes, capsys):
@@ -172,7 +175,7 @@ def held(run, made):
 
 def test_strata_statistics_need_no_sample(held, made):
   steps = made.steps_per_sequence
-  before = live.inspect(str(held.folder), seconds=0.01)
+  before = report_on(held)
   frontier, episodic = before.strata['frontier'], before.strata['episodic']
   assert frontier.age_updates == quantiles_of(4, 8, 20, 30, 40)
   assert frontier.version == quantiles_of(60, 70, 80, 92, 96)
@@ -193,7 +196,7 @@ def test_strata_statistics_need_no_sample(held, made):
 
 @pytest.mark.parametrize('width', [80, 160])
 def test_report_has_units_and_fits_terminal(held, width):
-  report = live.inspect(str(held.folder), seconds=0.01)
+  report = report_on(held)
   screen = io.StringIO()
   console = rich.console.Console(file=screen, width=width, height=50)
   terminal.show(report, console)
@@ -226,11 +229,7 @@ def test_error_names_reason_of_unreachable_server(tmp_path, made):
   resume = f'; the run is not running, resume it with: hephaestus train --run {folder}'
   with pytest.raises(ConnectionError, match=re.escape(resume)):
     unreachable.report()
-  started = {'time': 0.0, 'kind': 'started', 'name': 'replay', 'pid': os.getpid()}
-  (folder / 'metrics' / 'events.jsonl').write_text(json.dumps(started) + '\n')
-  with pytest.raises(
-    ConnectionError, match='its process is running: it is still starting, or too busy'
-  ):
+  with folder_lib.only_one(folder), pytest.raises(ConnectionError, match='the run is running: '):
     unreachable.report()
 
 

@@ -14,7 +14,6 @@ import time
 import urllib.parse
 import urllib.request
 
-import imageio.v2 as imageio
 import jax
 import numpy as np
 import polling
@@ -37,7 +36,7 @@ SCHEMA = {'x': jax.ShapeDtypeStruct((250,), np.float32)}  # 1 kB
 
 def make_run(folder, *overrides, agent='dreamer'):
   made = config.override(config.of_preset(agent, 'laptop', 'catch'), list(overrides))
-  return folder_lib.open_run(folder, made)
+  folder_lib.open_run(folder, made)
 
 
 def write(folder, node, *rows):
@@ -48,9 +47,8 @@ def write(folder, node, *rows):
 class Served:
   """The server of a page of some runs, with requests as from a browser."""
 
-  def __init__(self, folders, videos):
-    videos.mkdir(exist_ok=True)
-    self.dashboard = dashboard.Dashboard(folders, videos)
+  def __init__(self, folders):
+    self.dashboard = dashboard.Dashboard(folders)
     self._socket = server.listen(0)
     self.port = self._socket.getsockname()[1]
     self._server = server.make_server(dashboard.make_app(self.dashboard, 'secret'))
@@ -75,11 +73,11 @@ class Served:
 
 
 @pytest.fixture
-def serve(tmp_path):
+def serve():
   with contextlib.ExitStack() as stack:
 
     def serve(*folders):
-      served = Served(folders, tmp_path / 'videos')
+      served = Served(folders)
       stack.callback(served.close)
       return served
 
@@ -164,7 +162,7 @@ def test_replay_answer_equals_inspect(folder, serve):
     held = lambda: served.json('api/replay/0')['report']['tables']['episodic']['size']
     polling.until(held, 'a report on the inserted sequences')  # answers are cached for a moment
     answer = served.json('api/replay/0')
-    expected = inspection.inspect(str(folder), seconds=0.01)
+    expected = inspection.inspect(str(folder))
   assert answer['report'].keys() == expected.to_json().keys()
   for key in ('address', 'environment_step', 'parameter_version', 'staleness', 'limiter',
               'bottleneck'):  # fmt: skip
@@ -274,32 +272,24 @@ def test_long_run_is_thinned_and_read_in_parts(folder, serve):
 
 
 def test_videos_are_served_only_from_their_folder(folder, serve):
-  path = folder / 'videos' / '70.gif'
-  imageio.mimsave(
-    path, [np.full((31, 40, 3), shade, np.uint8) for shade in (0, 90, 200)], duration=125
-  )
-  (folder / 'videos' / '80-dream.gif').write_bytes(b'GIF89a no video')
+  for name in ('70.gif', '80-dream.mp4'):
+    (folder / 'videos' / name).write_bytes(name.encode())
   served = serve(folder)
   videos = served.json('api/runs')['runs'][0]['videos']
   assert {
     (video['source'].partition('?')[0], video['update'], video['dream']) for video in videos
   } == {
     ('video/0/70.gif', 70, False),
-    ('video/0/80-dream.gif', 80, True),
+    ('video/0/80-dream.mp4', 80, True),
   }
   status, content, response = served.ask('video/0/70.gif')
-  assert (
-    status == 200 and response.headers['Content-Type'] == 'video/mp4' and content[4:8] == b'ftyp'
-  )
-  status, part, _ = served.ask('video/0/70.gif', Range='bytes=4-7')
-  assert (status, part) == (206, b'ftyp')
-  status, content, _ = served.ask('video/0/80-dream.gif')
-  assert status == 404 and b'80-dream.gif: cannot be played' in content
+  assert (status, content, response.headers['Content-Type']) == (200, b'70.gif', 'image/gif')
+  status, part, _ = served.ask('video/0/80-dream.mp4', Range='bytes=1-3')
+  assert (status, part) == (206, b'0-d')
   for name in ('71.gif', '..%2Fconfig.yaml', '..%2f..%2fconfig.yaml', '/etc/passwd'):
     assert served.ask(f'video/0/{name}')[0] == 404
-  assert list((folder / 'videos').glob('*.mp4')) == []
   for number in range(dashboard.MOST_VIDEOS):
-    shutil.copy(path, folder / 'videos' / f'9{number}.gif')
+    (folder / 'videos' / f'9{number}.gif').write_bytes(b'')
   assert len(served.json('api/runs')['runs'][0]['videos']) == dashboard.MOST_VIDEOS
   assert served.ask('video/0/70.gif')[0] == 200  # an open page may still show it
 
@@ -325,9 +315,6 @@ def test_run_shows_states_and_events_of_its_nodes(folder, serve):
   assert [each['text'] for each in shown['events']] == [
     'actor-0 exited with code -9; restart 1', 'KL is large'
   ]  # fmt: skip
-  learner, actor = (each['shares'] for each in shown['times'])
-  assert learner == {'updates': 0.75, 'waits for data': 0.25}
-  assert actor == {'other': 0.25, 'blocked by the rate limiter': 0.5, 'unrolls': 0.25}
   with folder_lib.only_one(folder):
     (shown,) = served.json('api/runs')['runs']
   assert [node['state'] for node in shown['nodes']] == ['running', 'running']

@@ -234,14 +234,14 @@ def test_run_of_any_rows_is_shown(tmp_path_factory, files, diagnosis):
   for name, lines in files.items():
     (folder / 'metrics' / f'{name}.jsonl').write_bytes(b''.join(line + b'\n' for line in lines))
   (folder / folder_lib.DIAGNOSIS).write_text(json.dumps(diagnosis), errors='replace')
-  shown = dashboard.Dashboard([folder], folder / 'videos')
+  shown = dashboard.Dashboard([folder])
   with np.errstate(over='ignore'):
     (described,) = shown.runs()['runs']
     assert described['state'] != 'broken', described['messages']
     json.dumps(described, allow_nan=False)
     for x in history.X_AXES:
       json.loads(shown.curves(x), parse_constant=pytest.fail)
-  live._of_nodes(folder, given, [])
+  live._of_nodes(live.Run(folder, given), [])
   progress.summary(folder)
   folder_lib.has_finished(folder)
   doctor_agent.of_metrics(folder, given, (0.0, 0.1))

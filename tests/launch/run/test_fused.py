@@ -165,7 +165,7 @@ def test_run_writes_and_shows_metrics_of_its_environment(train, tmp_path, capsys
   written = history.History(folder)
   written.read()
   charts = panels.charts(written.curves('environment_step'))
-  titles = {chart.title for chart in charts if chart.section == panels.ENVIRONMENT}
+  titles = {chart['title'] for chart in charts if chart['section'] == panels.ENVIRONMENT}
   names = ('height', 'steps', 'depth', 'top')
   assert titles == {f'{name}, {of}' for name in names for of in ('acting', 'evaluation')}
   capsys.readouterr()
@@ -263,7 +263,7 @@ def test_dreamer_with_options_ends_resumes_and_is_evaluated(train, tmp_path, cap
   assert shown.shape[0] == heights[1] > heights[0]
 
   (tmp_path / 'page').mkdir()
-  page = dashboard.Dashboard([folder], tmp_path / 'page')
+  page = dashboard.Dashboard([folder])
   assert page.replay(0)['report']['learner_step'] == 64
   assert train('--steps', 300) == 0
   assert 'environment_step=300 learner_step=104' in capsys.readouterr().out.splitlines()[-1]
