@@ -197,7 +197,7 @@ class Launch:
     hosts: all hosts of the run.
     commands: name of each host that is reached from here -> the command that starts it.
     spec: run specification that is sent to each of them.
-    say: prints a line.
+    say: prints a line; called from several threads.
   """
 
   def __init__(
@@ -210,8 +210,7 @@ class Launch:
     self._hosts = hosts
     self._commands = commands
     self._spec = spec
-    self._print = say
-    self._lock = threading.Lock()
+    self._say = say
     self._connections: list[_Connection] = []
     self._interrupts = supervisor.Interrupts()
     self._beaten = 0.0
@@ -297,10 +296,6 @@ class Launch:
 
   def _alive(self, connections: Sequence[_Connection]) -> list[_Connection]:
     return [connection for connection in connections if connection.exit_code is None]
-
-  def _say(self, line: str) -> None:
-    with self._lock:  # connections call it from threads of their own
-      self._print(line)
 
   def _pause(self) -> None:
     """Waits a moment; sends heartbeats when due, and shows how the hosts are when that has changed."""

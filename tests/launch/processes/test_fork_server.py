@@ -39,7 +39,7 @@ outcome = supervisor.Supervisor(
   on_event=lambda event: print(event.kind, event.exit_code, event.pid, flush=True),
 ).run()
 forks.close()
-print('outcome', outcome.exit_code, outcome.failed_exit_code, *outcome.last_lines, flush=True)
+print('outcome', int(outcome.failed is not None), outcome.failed_exit_code, *outcome.last_lines, flush=True)
 """
 
 TELL = """
