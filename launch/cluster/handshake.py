@@ -17,19 +17,12 @@ _SPEC_BYTES = 1 << 22
 
 
 class RunSpec(NamedTuple):
-  """The run that all hosts of a launch share.
+  """The run that all hosts of a launch share."""
 
-  Attributes:
-    hosts: text of the hosts file.
-    config: text of config.yaml.
-    launch_id: number of this launch, positive and different at every launch.
-    profile: learner updates to trace, as START:STOP; None for none.
-  """
-
-  hosts: str
-  config: str
-  launch_id: int
-  profile: str | None = None
+  hosts: str  # text of the hosts file
+  config: str  # text of config.yaml
+  launch_id: int  # positive, and another at every launch
+  profile: str | None = None  # learner updates to trace, as START:STOP
 
   def to_line(self) -> bytes:
     """Encodes this RunSpec as one line of JSON, which `receive` reads."""

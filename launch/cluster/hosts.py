@@ -27,13 +27,13 @@ import dataclasses
 import operator
 import pathlib
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from omegaconf import OmegaConf
 
-from hephaestus.launch import config as launch_config
-from hephaestus.launch.run import parts as parts_lib
+if TYPE_CHECKING:  # its import takes seconds
+  from hephaestus.launch import config as launch_config
 
 _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]*')
 WAYS = ('ssh', 'gcloud', 'local')  # to reach a host: fields of `Host`, see `remote.command`
@@ -42,14 +42,9 @@ COMMON = ('directory', 'command')  # next to `hosts`, these hold for all of them
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Endpoint:
-  """Address at which replay, or the first process of a learner on several hosts, listens.
+  """Address at which replay, or the first process of a learner on several hosts, listens."""
 
-  Attributes:
-    address: name or IPv4 address of its host, by which the other hosts reach it.
-    port: TCP port.
-  """
-
-  address: str
+  address: str  # name or IPv4 address of its host, by which the other hosts reach it
   port: int
 
   def __post_init__(self):
@@ -64,15 +59,10 @@ class Endpoint:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SSH:
-  """How to reach a host by ssh.
+  """How to reach a host by ssh."""
 
-  Attributes:
-    target: USER@HOST, or a name in ~/.ssh/config.
-    options: command-line options of ssh, before the target.
-  """
-
-  target: str
-  options: tuple[str, ...] = ()
+  target: str  # USER@HOST, or a name in ~/.ssh/config
+  options: tuple[str, ...] = ()  # of ssh, before the target
 
   def __post_init__(self):
     if not re.fullmatch(r'[^\s-]\S*', self.target):
@@ -81,22 +71,14 @@ class SSH:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GCloud:
-  """How to reach a TPU VM, one host of a TPU slice, or all hosts of a slice, by gcloud.
-
-  Attributes:
-    name, zone, project: of the TPU VM; the project None for gcloud's default.
-    worker: index of the one host of a slice that is meant; None for 0.
-    workers: number of hosts of a slice, to list all of them by one entry; each becomes a host of its
-      own, NAME-0 and so on.
-    options: command-line options of `gcloud compute tpus tpu-vm ssh`, such as --internal-ip.
-  """
+  """How to reach a TPU VM, one host of a TPU slice, or all hosts of a slice, by gcloud."""
 
   name: str
   zone: str
-  project: str | None = None
-  worker: int | None = None
-  workers: int | None = None
-  options: tuple[str, ...] = ()
+  project: str | None = None  # None: gcloud's default
+  worker: int | None = None  # index of one host of a slice; None: 0
+  workers: int | None = None  # number of hosts of a slice; each becomes a host, NAME-0 and so on
+  options: tuple[str, ...] = ()  # of `gcloud compute tpus tpu-vm ssh`, such as --internal-ip
 
   def __post_init__(self):
     if self.workers is not None and (self.worker is not None or self.workers < 1):
@@ -105,33 +87,22 @@ class GCloud:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Host:
-  """One host of a run: its nodes, and how it is reached.
+  """One host of a run: its nodes, and how it is reached, by at most one of `WAYS`.
 
-  Attributes:
-    name: name of the host in the hosts file, in logs and in commands.
-    replay: address of its server of replay; None on a host without one.
-    learner: whether it has a learner process; on the first of several such hosts, the address at
-      which that process listens.
-    evaluator: whether it has the evaluator.
-    actors: number of its actor processes.
-    ssh, gcloud, local: how it is reached, `local` being this machine; at most one of them. Otherwise
-      its nodes are started by hand or by an orchestrator.
-    tunnel: whether it reaches replay through its ssh connection.
-    directory: working directory of the command; None for the one after login, or here if `local`.
-    command: shell command that runs hephaestus on the host.
+  The nodes of a host that is reached in no way are started by hand or by an orchestrator.
   """
 
   name: str
-  replay: Endpoint | None = None
-  learner: Any = False  # a bool or an Endpoint
+  replay: Endpoint | None = None  # address of its server of replay, if it has one
+  learner: Any = False  # bool; an Endpoint on the first of several hosts with a learner process
   evaluator: bool = False
   actors: int = 0
   ssh: SSH | None = None
   gcloud: GCloud | None = None
-  local: bool = False
-  tunnel: bool = False
-  directory: str | None = None
-  command: str = 'hephaestus'
+  local: bool = False  # whether it is this machine
+  tunnel: bool = False  # whether it reaches replay through its ssh connection
+  directory: str | None = None  # of the command; None: the one after login, or here if `local`
+  command: str = 'hephaestus'  # of a shell
 
   def __post_init__(self):
     if isinstance(self.learner, dict):
@@ -151,11 +122,7 @@ class Host:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hosts:
-  """All hosts of a run.
-
-  Attributes:
-    hosts: the hosts, in the order of the file; actor IDs and shards of replay have the same order.
-  """
+  """All hosts of a run, in the order of the file, as are actor IDs and shards of replay."""
 
   hosts: tuple[Host, ...]
 
@@ -239,6 +206,8 @@ class Hosts:
 
   def nodes(self, host: Host) -> list[str]:
     """Names of the nodes of a host, as in `program.commands`; IDs of actors differ between hosts."""
+    from hephaestus.launch.run import parts as parts_lib  # which imports JAX
+
     shards = zip(self.keepers, parts_lib.replay_names(len(self.keepers)), strict=True)
     here = [name for keeper, name in shards if keeper is host]
     if host.learner:
@@ -258,7 +227,7 @@ class Hosts:
     ]
 
 
-def check(hosts: Hosts, config: launch_config.ExperimentConfig) -> None:
+def check(hosts: Hosts, config: 'launch_config.ExperimentConfig') -> None:
   """Raises ValueError unless hosts and a config have the same numbers of nodes, and the same ports."""
   if config.fused:
     raise ValueError('learner.fused=True: is one process on one machine; add --no-fused')

@@ -46,15 +46,11 @@ def run(
   """Runs a host's nodes under the supervisor until the run is over, interrupted or failed.
 
   Args:
-    hosts: all hosts of the run.
-    host: this host.
-    config: config of the run, the same on all hosts.
     folder: run folder on this host, made by `folder.open_run`.
-    forks: fork server that starts the nodes.
-    launch_id: number of this launch, the same on all hosts.
+    launch_id: number of this launch, the same on all hosts, as is the config.
     attached: whether heartbeats arrive through stdin; the nodes stop when the heartbeats do.
     stays: whether replay keeps serving after the run until it is stopped.
-    profile: learner updates to trace, in the nodes of this host; None for none.
+    profile: learner updates to trace in the nodes of this host.
 
   Returns:
     The exit code of `local.train`, with two exceptions. It is 1 if the reader of stdout is gone. It is

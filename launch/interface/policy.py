@@ -259,39 +259,32 @@ def load(
       made; or something would have to be imported without `trust`.
   """
   with records.trusting(trust):
-    return _load(path, checkpoint, environment)
-
-
-def _load(
-  path: str | os.PathLike[str],
-  checkpoint: str | int | None,
-  environment: environment_lib.Environment | None,
-) -> Policy:
-  folder = places.find(path)
-  if not (folder / places.POLICY).exists():
-    return _of_run(folder, None if checkpoint is None else str(checkpoint), environment)
-  if checkpoint is not None:
-    raise ValueError(
-      f'--checkpoint {checkpoint}: {path} is exported, so it has one checkpoint; leave it out'
-    )
-  exported = exported_lib.read(folder)
-  environment = _made(environment, exported.config)
-  if environment is not None or exported.observation_spec is None:
-    environment = environment or exported.config.make_environment()
-    exported = exported._replace(observation_spec=environment.observation_spec)
-  agent, shapes = _make_agent(exported)
-  file = str(folder / exported_lib.PARAMS)
-  all_params = None
-  # Shipped agents have all parameters, since they can be dreamt; `export` writes what acting needs.
-  if exported.arrays.keys() >= exported_lib.named(shapes).keys():
-    all_params = exported_lib.rebuild(exported.arrays, shapes, file)
-    params = agent.acting_params(all_params)
-  else:
-    like = jax.eval_shape(agent.acting_params, shapes)
+    folder = places.find(path)
+    if not (folder / places.POLICY).exists():
+      return _of_run(folder, None if checkpoint is None else str(checkpoint), environment)
+    if checkpoint is not None:
+      raise ValueError(
+        f'--checkpoint {checkpoint}: {path} is exported, so it has one checkpoint; leave it out'
+      )
+    exported = exported_lib.read(folder)
+    environment = _made(environment, exported.config)
+    if environment is not None or exported.observation_spec is None:
+      environment = environment or exported.config.make_environment()
+      exported = exported._replace(observation_spec=environment.observation_spec)
+    agent, shapes = _make_agent(exported)
+    file = str(folder / exported_lib.PARAMS)
+    # Shipped agents have all parameters, since they can be dreamt; `export` writes what acting needs.
+    has_all = exported.arrays.keys() >= exported_lib.named(shapes).keys()
+    like = shapes if has_all else jax.eval_shape(agent.acting_params, shapes)
     params = exported_lib.rebuild(exported.arrays, like, file)
-  return Policy(
-    pathlib.Path(path), exported, agent, params, all_params=all_params, environment=environment
-  )
+    return Policy(
+      pathlib.Path(path),
+      exported,
+      agent,
+      agent.acting_params(params) if has_all else params,
+      all_params=params if has_all else None,
+      environment=environment,
+    )
 
 
 def load_config(path: str | os.PathLike[str]) -> launch_config.ExperimentConfig:
@@ -332,3 +325,39 @@ def _make_agent(exported: exported_lib.Exported) -> tuple[agent_lib.Agent, Any]:
   agent = config.record.make(config.agent, *specs).agent
   key = jax.eval_shape(lambda: jax.random.key(0))
   return agent, jax.eval_shape(agent.init_params, key)
+
+
+def export(
+  path: str | os.PathLike[str],
+  out: str | os.PathLike[str],
+  checkpoint: str | int | None = None,
+  *,
+  format: str = 'safetensors',
+  trust: bool = False,
+) -> Policy:
+  """Exports the policy of a run to a folder that `load` can read, or to an ONNX file; returns the policy.
+
+  Args:
+    path: folder of the run.
+    out: new or empty folder, for `params.safetensors` and `policy.json`; or path of a new ONNX file, see
+      `onnx_file.write`.
+    checkpoint: learner step of a checkpoint, or 'best'; None for the newest.
+    format: 'safetensors' or 'onnx'.
+    trust: as of `load`.
+
+  Raises:
+    ValueError: as `load`; or `out` is not empty, or cannot be written to; or the policy cannot be written
+      in this format.
+  """
+  from hephaestus.launch.interface import onnx_file  # which imports this module
+
+  if format not in ('safetensors', 'onnx'):
+    raise ValueError(f'format={format!r}: choose safetensors or onnx')
+  if format == 'onnx':
+    onnx_file.check_packages()  # loading takes seconds
+  policy = load(path, checkpoint, trust=trust)
+  if format == 'onnx':
+    onnx_file.write(policy, pathlib.Path(out))
+  else:
+    exported_lib.write(policy.exported(policy.params), pathlib.Path(out))
+  return policy

@@ -44,21 +44,13 @@ for group in groups:
 
 
 class Process(NamedTuple):
-  """A command to run, and the log of its output.
+  """A command to run, and the log of its output."""
 
-  Attributes:
-    name: name of the process, unique on this host, such as `actor-0`.
-    command: the program and its arguments.
-    environment: environment variables added to the supervisor's own.
-    log: file to which stdout and stderr are appended.
-    external_exit_codes: exit codes by which the process says that it ended because of another one,
-      such as a peer on another host; they count like a SIGKILL, see `Restarts`.
-  """
-
-  name: str
+  name: str  # unique on this host, such as `actor-0`
   command: Sequence[str]
-  environment: Mapping[str, str]
-  log: pathlib.Path
+  environment: Mapping[str, str]  # variables added to the supervisor's own
+  log: pathlib.Path  # to which stdout and stderr are appended
+  # By these the process says that it ended because of another one, such as a peer on another host.
   external_exit_codes: Set[int] = frozenset()
 
 
@@ -275,7 +267,7 @@ class Supervisor:
       child.started_at = time.monotonic()
       child.restart_at = None
       try:
-        child.running = self._fork(process, log) or self._execute(process, log)
+        child.running = self._execute(process, log)
       except OSError as error:
         _note(log, f'{error}\n')
     child.pid = child.running.pid if child.running else 0
@@ -284,19 +276,17 @@ class Supervisor:
     else:
       self._on_exit(child, CANNOT_START)
 
-  def _fork(self, process: Process, log: BinaryIO) -> fork_server.Forked | None:
-    """Runs a command in a fork of the fork server; None where that is impossible."""
-    if self._forks is None or not self._forks.runs(process.command):
-      return None
-    try:
-      return self._forks.start(
-        process.name, process.command, process.environment, log.fileno(), self._guard_pipe
-      )
-    except OSError as error:
-      _note(log, f'{error}; starting it as a new program\n')
-      return None
-
-  def _execute(self, process: Process, log: BinaryIO) -> subprocess.Popen[bytes]:
+  def _execute(
+    self, process: Process, log: BinaryIO
+  ) -> fork_server.Forked | subprocess.Popen[bytes]:
+    """Starts a command by the fork server, or as a new program where that is impossible."""
+    if self._forks is not None and self._forks.runs(process.command):
+      try:
+        return self._forks.start(
+          process.name, process.command, process.environment, log.fileno(), self._guard_pipe
+        )
+      except OSError as error:
+        _note(log, f'{error}; starting it as a new program\n')
     return subprocess.Popen(
       process.command,
       env={**os.environ, **process.environment},

@@ -342,21 +342,3 @@ def test_command_writes_manifests(cases, tmp_path, capsys):
   assert main.run(main.parse(command)) == 0
   assert not capsys.readouterr().out
   assert list(yaml.safe_load_all(out.read_text())) == cases['one']
-
-
-@pytest.mark.parametrize(
-  ('arguments', 'words'),
-  [
-    (['--config', '/nowhere.yaml', '--seed', '1'], '--seed: --config /nowhere.yaml says all of it'),
-    (['--config', '/nowhere.yaml'], '/nowhere.yaml: is not a config of this version'),
-    (['--preset', 'laptop', '--stay'], '--stay: is for a host with only replay'),
-  ],
-)
-def test_node_refuses_invalid_config_and_stay(tmp_path, capsys, arguments, words):
-  path = tmp_path / 'hosts.yaml'
-  path.write_text(ONE)
-  command = ['hephaestus', 'node', str(path), '--host', 'all', '--run', str(tmp_path / 'run')]
-  assert main.run(main.parse([*command, *arguments])) == 2
-  said = capsys.readouterr().err
-  assert words in said and said.count('\n') == 1
-  assert not (tmp_path / 'run').exists()
