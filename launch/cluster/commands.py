@@ -61,7 +61,9 @@ def add(commands: Any) -> None:
     'manifests', allow_abbrev=False, help='write the Kubernetes manifests of a run on several hosts'
   )
   manifests.add_argument('hosts', metavar='HOSTS', help=HOSTS_HELP)
-  manifests.add_argument('--kubernetes', action='store_true', help='the only engine so far')
+  manifests.add_argument(
+    '--kubernetes', action='store_true', required=True, help='the only engine so far'
+  )
   manifests.add_argument('--out', type=pathlib.Path, metavar='FILE', help='default: stdout')
   request_lib.add(manifests, record=options_lib.Options)
   manifests.set_defaults(call=_manifests)
@@ -160,15 +162,13 @@ def _node(arguments: argparse.Namespace) -> int:
 
   with run_commands.fork_server() as forks:
     request = request_lib.of(arguments, fused=False)
-    attached = arguments.hosts == '-'
-    profile = request.profile
+    attached, profile = arguments.hosts == '-', request.profile
     if attached:
       spec = handshake.receive(sys.stdin.buffer)
-      profile = profile or spec.profile
+      launch_id, profile = spec.launch_id, profile or spec.profile
       hosts = hosts_lib.parse(spec.hosts, 'HOSTS')
       with records.trusting(True):  # `launch` has read it, and may run any command here by ssh
         config = launch_config.from_yaml(spec.config, folder_lib.CONFIG)
-      launch_id = spec.launch_id
       hosts_lib.check(hosts, config)
     else:
       hosts = hosts_lib.load(pathlib.Path(arguments.hosts))
@@ -216,14 +216,13 @@ def _launch_id(given: int | None, config: 'launch_config.ExperimentConfig') -> i
 
 
 def _manifests(arguments: argparse.Namespace) -> int:
-  if not arguments.kubernetes:
-    raise ValueError('--kubernetes: is missing; it is the only engine so far')
   from hephaestus.launch.cluster import hosts as hosts_lib
   from hephaestus.launch.cluster import kubernetes
   from hephaestus.launch.run import preflight
 
-  names = [field.name for field in dataclasses.fields(options_lib.Options)]
-  given = {name: value for name, value in vars(arguments).items() if name in names}
+  given = {
+    field.name: getattr(arguments, field.name) for field in dataclasses.fields(options_lib.Options)
+  }
   options = options_lib.Options(**{k: value for k, value in given.items() if value is not None})
   hosts = hosts_lib.load(pathlib.Path(arguments.hosts))
   with contextlib.redirect_stdout(sys.stderr):  # stdout is for the manifests
@@ -233,9 +232,6 @@ def _manifests(arguments: argparse.Namespace) -> int:
   text = kubernetes.to_yaml(kubernetes.make(hosts, config, options))
   if arguments.out is None:
     print(text, end='')
-    return 0
-  try:
+  else:
     arguments.out.write_text(text)
-  except OSError as error:
-    raise ValueError(f'--out {arguments.out}: cannot be written ({error.strerror})') from None
   return 0

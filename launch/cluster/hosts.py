@@ -252,12 +252,8 @@ def check(hosts: Hosts, config: 'launch_config.ExperimentConfig') -> None:
 
 
 def load(path: pathlib.Path) -> Hosts:
-  """Reads a hosts file; ValueError when it is unreadable or invalid."""
-  try:
-    text = path.read_text()
-  except (OSError, UnicodeDecodeError) as error:
-    raise ValueError(f'{path}: cannot be read ({error})') from None
-  return parse(text, str(path))
+  """Reads a hosts file, see `parse`."""
+  return parse(path.read_text(errors='replace'), str(path))
 
 
 def parse(text: str, name: str) -> Hosts:
