@@ -35,9 +35,9 @@ def _export(arguments: argparse.Namespace) -> int:
   from hephaestus.launch.interface import places
 
   places.check(arguments.run)  # before imports that take seconds
-  from hephaestus.launch.interface import exported, policy
+  from hephaestus.launch.interface import export, exported
 
-  written = policy.export(
+  written = export.export(
     arguments.run, arguments.out, arguments.checkpoint, format=arguments.format
   )
   names = [exported.PARAMS, places.POLICY] if arguments.out.is_dir() else ['']

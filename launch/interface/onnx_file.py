@@ -111,7 +111,7 @@ def write(policy: policy_lib.Policy, out: pathlib.Path) -> None:
 
 
 def _check(model: Any, act: Any, make_noise: Any, spec: Any, like: Any) -> None:
-  """Raises ValueError if some steps of an ONNX model are not those of `act`; its converter has errors."""
+  """Raises ValueError if some steps of an ONNX model differ from `act`; its converter has errors."""
   import onnxruntime
 
   options = onnxruntime.SessionOptions()

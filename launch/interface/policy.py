@@ -157,9 +157,7 @@ class Policy:
     try:
       import acme
     except ModuleNotFoundError as error:
-      raise ValueError(
-        f'as_acme_actor: needs dm-acme, of the extra `distributed` ({error})'
-      ) from None
+      raise ValueError(f'as_acme_actor: needs the extra `distributed` ({error})') from None
     policy, key, state = self, jax.random.key(seed), self.initial_state()
     is_greedy = self.config.evaluator.greedy if greedy is None else greedy
 
@@ -325,39 +323,3 @@ def _make_agent(exported: exported_lib.Exported) -> tuple[agent_lib.Agent, Any]:
   agent = config.record.make(config.agent, *specs).agent
   key = jax.eval_shape(lambda: jax.random.key(0))
   return agent, jax.eval_shape(agent.init_params, key)
-
-
-def export(
-  path: str | os.PathLike[str],
-  out: str | os.PathLike[str],
-  checkpoint: str | int | None = None,
-  *,
-  format: str = 'safetensors',
-  trust: bool = False,
-) -> Policy:
-  """Exports the policy of a run to a folder that `load` can read, or to an ONNX file; returns the policy.
-
-  Args:
-    path: folder of the run.
-    out: new or empty folder, for `params.safetensors` and `policy.json`; or path of a new ONNX file, see
-      `onnx_file.write`.
-    checkpoint: learner step of a checkpoint, or 'best'; None for the newest.
-    format: 'safetensors' or 'onnx'.
-    trust: as of `load`.
-
-  Raises:
-    ValueError: as `load`; or `out` is not empty, or cannot be written to; or the policy cannot be written
-      in this format.
-  """
-  from hephaestus.launch.interface import onnx_file  # which imports this module
-
-  if format not in ('safetensors', 'onnx'):
-    raise ValueError(f'format={format!r}: choose safetensors or onnx')
-  if format == 'onnx':
-    onnx_file.check_packages()  # loading takes seconds
-  policy = load(path, checkpoint, trust=trust)
-  if format == 'onnx':
-    onnx_file.write(policy, pathlib.Path(out))
-  else:
-    exported_lib.write(policy.exported(policy.params), pathlib.Path(out))
-  return policy
