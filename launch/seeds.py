@@ -63,11 +63,7 @@ def train(request: request_lib.TrainRequest, seeds: Sequence[int], at_a_time: in
 
 
 def plan(request: request_lib.TrainRequest, seeds: Sequence[int]) -> list[SeedRun]:
-  """Makes the run of each seed, see `train`.
-
-  Raises:
-    ValueError: a flag or key is invalid, or the folder of a run has another config; names it.
-  """
+  """Makes the run of each seed, see `train`; ValueError, which names a flag or key, if one is invalid."""
   if request.seed is not None:
     raise ValueError(f'--seed {request.seed}: is one of --seeds; give one of the two options')
   if words := request.words(*request_lib.SINGLE):
@@ -109,13 +105,11 @@ def shares(runs: Sequence[SeedRun], asked: int | None) -> list[list[int]]:
   run with actors needs one for each actor and two more; runs on an accelerator are trained in turn.
 
   Args:
-    asked: number of runs at a time, from --jobs; None for the default.
+    asked: number of runs at a time, from --jobs; None for the default. ValueError if it is below 1, or
+      above the number of cores.
 
   Returns:
-    Core indices of each run that is trained at a time; at most one list for each of `runs`.
-
-  Raises:
-    ValueError: `asked` is below 1, or above the number of cores.
+    Core indices of each run that is trained at a time.
   """
   cores, config = jobs.available_cores(), runs[0].config
   if asked is not None:

@@ -61,7 +61,9 @@ def add(commands: Any) -> None:
     'manifests', allow_abbrev=False, help='write the Kubernetes manifests of a run on several hosts'
   )
   manifests.add_argument('hosts', metavar='HOSTS', help=HOSTS_HELP)
-  manifests.add_argument('--kubernetes', action='store_true', help='the only engine so far')
+  manifests.add_argument(
+    '--kubernetes', action='store_true', required=True, help='the only engine so far'
+  )
   manifests.add_argument('--out', type=pathlib.Path, metavar='FILE', help='default: stdout')
   request_lib.add(manifests, record=options_lib.Options)
   manifests.set_defaults(call=_manifests)
@@ -103,8 +105,6 @@ def _launch(arguments: argparse.Namespace) -> int:
   packages.check_distributed('several hosts', ONE_PROCESS)
   import portpicker
 
-  from hephaestus.launch.cluster import node
-
   path = pathlib.Path(arguments.hosts)
   hosts = hosts_lib.load(path)
   request = request_lib.of(arguments, fused=False)
@@ -117,7 +117,7 @@ def _launch(arguments: argparse.Namespace) -> int:
   ports = [portpicker.pick_unused_port() for _ in hosts.keepers]
   commands = {host.name: remote.command(hosts, host, str(folder), ports) for host in hosts.hosts}
   for host in hosts.hosts:
-    words, nodes = commands[host.name], ', '.join(node.names(hosts, host))
+    words, nodes = commands[host.name], ', '.join(hosts.nodes(host))
     if words is None:
       words = ['hephaestus', 'node', str(path), '--host', host.name, '--run', str(folder)]
       words += ['--launch-id', str(launch_id), *request.words('profile')]
@@ -141,9 +141,10 @@ def _launch(arguments: argparse.Namespace) -> int:
 
 
 def _say(line: str) -> None:
+  """Prints a line; called from several threads, so by a single write."""
   # A closed terminal is no reason to stop, nor one that lacks a character.
   with contextlib.suppress(OSError, UnicodeEncodeError):
-    print(line, flush=True)
+    print(f'{line}\n', end='', flush=True)
 
 
 def _node(arguments: argparse.Namespace) -> int:
@@ -159,22 +160,20 @@ def _node(arguments: argparse.Namespace) -> int:
 
   with run_commands.fork_server() as forks:
     request = request_lib.of(arguments, fused=False)
-    attached = arguments.hosts == '-'
-    profile = request.profile
+    attached, profile = arguments.hosts == '-', request.profile
     if attached:
-      spec = handshake.receive(sys.stdin.fileno())
-      profile = profile or spec.profile
+      spec = handshake.receive(sys.stdin.buffer)
+      launch_id, profile = spec.launch_id, profile or spec.profile
       hosts = hosts_lib.parse(spec.hosts, 'HOSTS')
       with records.trusting(True):  # `launch` has read it, and may run any command here by ssh
         config = launch_config.from_yaml(spec.config, folder_lib.CONFIG)
-      launch_id = spec.launch_id
       hosts_lib.check(hosts, config)
     else:
       hosts = hosts_lib.load(pathlib.Path(arguments.hosts))
       config = _make_shared_config(request, hosts)
-      launch_id = node.launch_id(arguments.launch_id, config)
+      launch_id = _launch_id(arguments.launch_id, config)
     host = hosts.find(arguments.host)
-    if arguments.stay and parts_lib.ENDING not in node.names(hosts, host):
+    if arguments.stay and parts_lib.ENDING not in hosts.nodes(host):
       raise ValueError(
         f'--stay: is for a host with only replay, and {host.name} has more; leave it out'
       )
@@ -192,27 +191,40 @@ def _node(arguments: argparse.Namespace) -> int:
     )  # fmt: skip
 
 
+def _launch_id(given: int | None, config: 'launch_config.ExperimentConfig') -> int:
+  """The launch ID of a host that `launch` does not start, the same on all hosts.
+
+  The default, the environment steps of the run, differs from the ID of an earlier launch, because a
+  resumed run must end at a later step. ValueError if it is below 1, or missing where the run may end
+  by time.
+  """
+  if given is None and config.max_minutes is not None:
+    raise ValueError(
+      '--launch-id: is needed for runs that end by max_minutes; give the same number on all hosts '
+      'and another at each launch'
+    )
+  if given is not None and given < 1:
+    raise ValueError(f'--launch-id {given}: must be at least 1')
+  return given or config.max_environment_steps
+
+
 def _manifests(arguments: argparse.Namespace) -> int:
-  if not arguments.kubernetes:
-    raise ValueError('--kubernetes: is missing; it is the only engine so far')
   from hephaestus.launch.cluster import hosts as hosts_lib
-  from hephaestus.launch.cluster import kubernetes, node
+  from hephaestus.launch.cluster import kubernetes
   from hephaestus.launch.run import preflight
 
-  names = [field.name for field in dataclasses.fields(options_lib.Options)]
-  given = {name: value for name, value in vars(arguments).items() if name in names}
+  given = {
+    field.name: getattr(arguments, field.name) for field in dataclasses.fields(options_lib.Options)
+  }
   options = options_lib.Options(**{k: value for k, value in given.items() if value is not None})
   hosts = hosts_lib.load(pathlib.Path(arguments.hosts))
   with contextlib.redirect_stdout(sys.stderr):  # stdout is for the manifests
     config = _make_shared_config(request_lib.of(arguments, fused=False), hosts)
-  node.launch_id(arguments.launch_id, config)  # raises the errors that the pods would raise
+  _launch_id(arguments.launch_id, config)  # raises the errors that the pods would raise
   preflight.check_environment(config)
   text = kubernetes.to_yaml(kubernetes.make(hosts, config, options))
   if arguments.out is None:
     print(text, end='')
-    return 0
-  try:
+  else:
     arguments.out.write_text(text)
-  except OSError as error:
-    raise ValueError(f'--out {arguments.out}: cannot be written ({error.strerror})') from None
   return 0

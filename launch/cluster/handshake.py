@@ -9,58 +9,39 @@ import os
 import select
 import signal
 import time
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 HEARTBEAT_PERIOD = 5.0  # seconds
 TIMEOUT_SECONDS = 300.0  # time without a heartbeat after which `launch` counts as gone
-_SPEC_SECONDS = 60.0
 _SPEC_BYTES = 1 << 22
 
 
 class RunSpec(NamedTuple):
-  """The run that all hosts of a launch share.
+  """The run that all hosts of a launch share."""
 
-  Attributes:
-    hosts: text of the hosts file.
-    config: text of config.yaml.
-    launch_id: number of this launch, positive and different at every launch.
-    profile: learner updates to trace, as START:STOP; None for none.
-  """
-
-  hosts: str
-  config: str
-  launch_id: int
-  profile: str | None = None
+  hosts: str  # text of the hosts file
+  config: str  # text of config.yaml
+  launch_id: int  # positive, and another at every launch
+  profile: str | None = None  # learner updates to trace, as START:STOP
 
   def to_line(self) -> bytes:
     """Encodes this RunSpec as one line of JSON, which `receive` reads."""
     return json.dumps(self._asdict()).encode() + b'\n'
 
 
-def receive(descriptor: int) -> RunSpec:
-  """Reads the line with a RunSpec from a file descriptor, and nothing after it.
-
-  Raises:
-    ValueError: no line arrives within a minute, or it is no RunSpec.
-  """
-  line = b''
-  deadline = time.monotonic() + _SPEC_SECONDS
-  while not line.endswith(b'\n'):
-    seconds = max(0.0, deadline - time.monotonic())
-    readable = select.select([descriptor], [], [], seconds)[0]
-    byte = os.read(descriptor, 1) if readable else b''  # nothing after the line may be taken
-    line += byte
-    if not byte or len(line) > _SPEC_BYTES:
-      raise ValueError(
-        'HOSTS -: no run specification arrived through stdin; give the path of a hosts file'
-      )
+def receive(stream: IO[bytes]) -> RunSpec:
+  """Reads the line with a RunSpec; ValueError if it is none. Heartbeats after it may be read as well."""
+  line = stream.readline(_SPEC_BYTES)
   try:
     spec = RunSpec(**json.loads(line))
   except (TypeError, ValueError, RecursionError):
     spec = RunSpec('', '', 0)
   given = (spec.hosts, spec.config, spec.launch_id, spec.profile or '')
   if tuple(map(type, given)) != (str, str, int, str) or spec.launch_id < 1:
-    raise ValueError(f'HOSTS -: {line[:40]!r} is no run specification of this version')
+    raise ValueError(
+      f'HOSTS -: {line[:40]!r} on stdin is no run specification of this version; give the path of a '
+      'hosts file'
+    )
   return spec
 
 
@@ -78,10 +59,11 @@ class HeartbeatMonitor:
 
   def tick(self) -> None:
     """Reads heartbeats without blocking, and checks the time of the last; to be called regularly."""
-    is_closed = False
-    if not self.is_lost and select.select([self._descriptor], [], [], 0)[0]:
-      is_closed = not os.read(self._descriptor, 4096)
+    if self.is_lost:
+      return
+    if select.select([self._descriptor], [], [], 0)[0]:
+      self.is_lost = not os.read(self._descriptor, 4096)  # closed
       self._last = time.monotonic()
-    if not self.is_lost and (is_closed or time.monotonic() - self._last > TIMEOUT_SECONDS):
+    if self.is_lost or time.monotonic() - self._last > TIMEOUT_SECONDS:
       self.is_lost = True
       os.kill(os.getpid(), signal.SIGTERM)

@@ -36,15 +36,7 @@ GIBIBYTE = 2**30
 
 
 def place(hosts: hosts_lib.Hosts, name: str) -> hosts_lib.Hosts:
-  """Converts hosts to pods, one role each, which are again hosts of a run.
-
-  Args:
-    hosts: hosts of a hosts file; how they are reached does not matter here.
-    name: name of the run in the cluster.
-
-  Raises:
-    ValueError: pods may not listen at replay's port, since it is below 1024.
-  """
+  """Converts hosts to pods of the run `name`, one role each, which are again hosts of a run."""
   port = hosts.ports[0]
   if port < 1024:
     raise ValueError(f'port={port}: pods are not root and cannot listen there; use 1024 to 65535')
@@ -55,7 +47,7 @@ def place(hosts: hosts_lib.Hosts, name: str) -> hosts_lib.Hosts:
     replay = hosts_lib.Endpoint(address=address, port=port)
     pods.append(hosts_lib.Host(name=f'{REPLAY}-{index}', replay=replay))
   for index, learner in enumerate(host.learner for host in hosts.hosts if host.learner):
-    if dataclasses.is_dataclass(learner):  # the first of several, to which the others connect
+    if isinstance(learner, hosts_lib.Endpoint):  # the first of several, to which the others connect
       learner = dataclasses.replace(learner, address=f'{name}-{LEARNER}-0-{index}.{name}')
     pods.append(hosts_lib.Host(name=f'{LEARNER}-{index}', learner=learner))
   for num_actors, num_pods in _acting(hosts).items():
@@ -89,14 +81,8 @@ def make(
 ) -> list[Object]:
   """Makes the Kubernetes objects of a run, in the order in which they are to be created.
 
-  Args:
-    hosts: hosts of a hosts file.
-    config: config of the run, which fits the hosts, see `hosts.check`.
-    options: options of the manifests.
-
-  Raises:
-    ValueError: accelerators of config and options contradict each other, TPU chips do not divide over
-      the learner pods, or replay's port is below 1024.
+  ValueError if the accelerators of config and options contradict each other, TPU chips do not divide
+  over the learner pods, or replay's port is below 1024.
   """
   if config.accelerator and not (options.gpus or options.tpu):
     raise ValueError(

@@ -15,54 +15,13 @@ from hephaestus.launch.run import parts as parts_lib
 from hephaestus.learner import profile as profile_lib
 
 
-def launch_id(given: int | None, config: launch_config.ExperimentConfig) -> int:
-  """Returns the launch ID of a host that `launch` does not start.
-
-  It is the same on all hosts. The default, the environment steps of the run, differs from the ID of
-  an earlier launch, because a resumed run must end at a later step.
-
-  Args:
-    given: value of --launch-id; None for the default.
-    config: config of the run.
-
-  Raises:
-    ValueError: the given ID is below 1; or none is given, and two launches of a run that may end by
-      time may have the same number of steps.
-  """
-  if given is not None and given < 1:
-    raise ValueError(f'--launch-id {given}: must be at least 1')
-  if given is None and config.max_minutes is not None:
-    raise ValueError(
-      '--launch-id: is needed for runs that end by max_minutes; give the same number on all hosts '
-      'and another at each launch'
-    )
-  return given or config.max_environment_steps
-
-
-def names(hosts: hosts_lib.Hosts, host: hosts_lib.Host) -> list[str]:
-  """Names of the nodes of a host, as in `program.commands`."""
-  shards = zip(hosts.keepers, parts_lib.replay_names(len(hosts.keepers)), strict=True)
-  here = [name for keeper, name in shards if keeper.name == host.name]
-  if host.learner:
-    learners = parts_lib.learners(len(hosts.learners))
-    here.append(learners[hosts.learners.index(host.name)])
-  here += [f'{parts_lib.ACTOR}-{actor_id}' for actor_id in hosts.actor_ids(host.name)]
-  here += [parts_lib.EVALUATOR] if host.evaluator else []
-  return here if not host.replay or len(here) > 1 else [*here, parts_lib.ENDING]
-
-
 def prepare_profile(
   text: str, config: launch_config.ExperimentConfig, folder: pathlib.Path
 ) -> profile_lib.Span | None:
-  """Parses the learner updates to trace on a host, and deletes an older trace of them.
+  """Parses the learner updates to trace on a host, START:STOP, and deletes an older trace of them.
 
   A restarted host gets the same flag again, and the run may be beyond these updates. Then nothing is
   traced, a line reports it, and the run continues.
-
-  Args:
-    text: learner updates to trace, as START:STOP; ValueError if it is no such span.
-    config: config of the run.
-    folder: run folder on this host, which may be new.
   """
   span = profile_lib.parse(text)
   try:
@@ -89,24 +48,21 @@ def run(
   """Runs a host's nodes under the supervisor until the run is over, interrupted or failed.
 
   Args:
-    hosts: all hosts of the run.
-    host: this host.
-    config: config of the run, the same on all hosts.
     folder: run folder on this host, made by `folder.open_run`.
-    forks: fork server that starts the nodes.
-    launch_id: number of this launch, the same on all hosts.
+    launch_id: number of this launch, the same on all hosts, as is the config.
     attached: whether heartbeats arrive through stdin; the nodes stop when the heartbeats do.
     stays: whether replay keeps serving after the run until it is stopped.
-    profile: learner updates to trace, in the nodes of this host; None for none.
+    profile: learner updates to trace in the nodes of this host.
 
   Returns:
     The exit code of `local.train`, with two exceptions. It is 1 if the reader of stdout is gone. It is
     0 in place of `local.STOPPED`, unless a signal on this host stopped the nodes while heartbeats
     arrived: then `launch` must see that the run is not over.
   """
-  nodes = [name for name in names(hosts, host) if not (stays and name == parts_lib.ENDING)]
-  addresses = hosts.replay_addresses(host.name)
-  print(f'up: {", ".join(nodes)}; replay at {", ".join(addresses)}', flush=True)
+  nodes = [name for name in hosts.nodes(host) if not (stays and name == parts_lib.ENDING)]
+  addresses = hosts.replay_addresses(host)
+  where = ', '.join(addresses)
+  print(f'up: {", ".join(nodes)}; replay at {where}', flush=True)
   follower = _Follower([(name, folder / 'logs' / f'{name}.log') for name in nodes])
   follows = attached or not sys.stdout.isatty()  # else the live line is in the terminal
   heartbeats = handshake.HeartbeatMonitor(sys.stdin.fileno()) if attached else None
@@ -118,7 +74,6 @@ def run(
       follower.tick()
 
   if host.tunnel:
-    where = ', '.join(addresses)
     print(
       f'ssh listens at {where} and forwards to replay: reachable from this host only', flush=True
     )

@@ -7,7 +7,6 @@ import re
 ROLES = ('replay', 'learner', 'actors', 'evaluator')
 KINDS = ('cpu', 'memory', 'storage')
 _LABEL = r'[a-z]([a-z0-9-]*[a-z0-9])?'
-_QUANTITY = r'\d+(\.\d+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,8 +46,6 @@ class Options:
         f'--name {self.name}: must begin with a letter and continue with small letters, digits and '
         'dashes, 40 at most'
       )
-    if self.gpus < 0:
-      raise ValueError(f'--gpus {self.gpus}: must be at least 0')
     if self.gpus and self.tpu:
       raise ValueError(f'--gpus {self.gpus}: goes with no --tpu; leave one of them out')
     if (self.tpu is None) != (self.topology is None):
@@ -66,14 +63,10 @@ class Options:
     for assignment in self.resources:
       path, _, quantity = assignment.partition('=')
       role, _, kind = path.partition('.')
-      if role not in ROLES or kind not in KINDS:
+      if role not in ROLES or kind not in KINDS or path == 'actors.storage':  # actors keep nothing
         raise ValueError(
           f'--resources {assignment}: write it as ROLE.KIND=QUANTITY, with a role of '
-          f'{", ".join(ROLES)} and a kind of {", ".join(KINDS)}'
+          f'{", ".join(ROLES)} and a kind of {", ".join(KINDS)}; actors have no storage'
         )
-      if (role, kind) == ('actors', 'storage'):
-        raise ValueError(f'--resources {assignment}: actors keep nothing; leave it out')
-      if not re.fullmatch(_QUANTITY, quantity) or not float(re.sub('[^0-9.]', '', quantity)):
-        raise ValueError(f'--resources {assignment}: give a quantity such as 2, 500m or 4Gi')
       quantities[role, kind] = quantity
     return quantities

@@ -29,16 +29,11 @@ _TERMINATED = (-signal.SIGTERM, 128 + signal.SIGTERM)  # as Popen and as a shell
 def command(
   hosts: hosts_lib.Hosts, host: hosts_lib.Host, run: str, forwarded_ports: Sequence[int]
 ) -> list[str] | None:
-  """Makes the command by which this machine starts `hephaestus node` on a host.
+  """The command by which this machine starts `hephaestus node` on a host; None if it reaches it in no way.
 
   Args:
-    hosts: all hosts of the run.
-    host: the host to start.
     run: run folder on that host.
     forwarded_ports: a free port of this machine for each shard of replay, for tunnels.
-
-  Returns:
-    Program and arguments; None for a host that is not reached from here.
   """
   words = f'exec {host.command} ' + shlex.join(['node', '-', '--host', host.name, '--run', run])
   there = words if host.directory is None else f'cd {shlex.quote(host.directory)} && {words}'
@@ -79,25 +74,15 @@ class _Connection:
 
   A host that was up and then is lost, because its connection or its `node` failed, is restarted. A
   host that never was up is not, because it would fail again.
-
-  Attributes:
-    host: host that the command reaches.
-    command: program and arguments, from `command`; ValueError if it cannot be run here.
-    first_line: line sent to the host first, a RunSpec.
-    say: prints a line; called from a thread.
-    health: 'starting', 'up', 'stopping', 'lost' (to be restarted), or 'exit CODE'.
-    exit_code: exit code of the process, once it has ended and is not restarted; None before.
-    is_stopping: whether `stop` was called.
-    restarts_no_more: to be set when the host shall not be restarted any more.
   """
 
   host: hosts_lib.Host
-  command: Sequence[str]
-  first_line: bytes
-  say: Callable[[str], None]
-  health: str = 'starting'
-  exit_code: int | None = None
-  is_stopping: bool = False
+  command: Sequence[str]  # ValueError if it cannot be run here
+  first_line: bytes  # sent to the host, a RunSpec
+  say: Callable[[str], None]  # prints a line; called from a thread
+  health: str = 'starting'  # or 'up', 'stopping', 'lost' (to be restarted), 'exit CODE'
+  exit_code: int | None = None  # once the process has ended and is not restarted
+  is_stopping: bool = False  # whether `stop` was called
   restarts_no_more: threading.Event = dataclasses.field(default_factory=threading.Event)
 
   def __post_init__(self):
@@ -157,7 +142,7 @@ class _Connection:
 
   @property
   def failed(self) -> bool:
-    """Whether the process ended with an error and is not restarted."""
+    """Whether the process has ended for good with an error."""
     return self.exit_code not in (None, 0, *(_TERMINATED if self.is_stopping else ()))
 
   def tell(self, text: bytes) -> None:
@@ -197,7 +182,7 @@ class Launch:
     hosts: all hosts of the run.
     commands: name of each host that is reached from here -> the command that starts it.
     spec: run specification that is sent to each of them.
-    say: prints a line.
+    say: prints a line; called from several threads.
   """
 
   def __init__(
@@ -207,15 +192,10 @@ class Launch:
     spec: handshake.RunSpec,
     say: Callable[[str], None],
   ):
-    self._hosts = hosts
-    self._commands = commands
-    self._spec = spec
-    self._print = say
-    self._lock = threading.Lock()
+    self._hosts, self._commands, self._spec, self._say = hosts, commands, spec, say
     self._connections: list[_Connection] = []
     self._interrupts = supervisor.Interrupts()
-    self._beaten = 0.0
-    self._health = ''
+    self._beaten, self._health = 0.0, ''
 
   def run(self) -> int:
     """Starts the hosts and returns when all have ended; in the main thread only.
@@ -230,9 +210,9 @@ class Launch:
       stack.enter_context(self._interrupts)
       stack.callback(self._cut)
       for name, words in self._commands.items():
-        host = self._hosts.find(name)
+        host, line = self._hosts.find(name), self._spec.to_line()
         self._connections.append(
-          _Connection(host=host, command=words, first_line=self._spec.to_line(), say=self._say)
+          _Connection(host=host, command=words, first_line=line, say=self._say)
         )
       self._follow()
       self._stop()
@@ -260,14 +240,14 @@ class Launch:
 
   def _hopeless(self) -> str:
     """Reason why the run cannot continue; '' when it can."""
-    failed = {each.host.name: each.host for each in self._connections if each.failed}
-    keepers = {each.host.name for each in self._connections if each.host.replay}
-    is_kept = not keepers or bool(keepers - failed.keys())
-    for name, host in failed.items():
+    failed = [each.host for each in self._connections if each.failed]
+    keepers = [each.host for each in self._connections if each.host.replay]
+    is_kept = any(host not in failed for host in keepers)
+    for host in failed:
       if host.learner or (host.replay and not is_kept):
-        return f'{name} failed'
-    acting = {host.name for host in self._hosts.hosts if host.actors}
-    return '' if acting - failed.keys() else 'no actors are left'
+        return f'{host.name} failed'
+    acts = any(host.actors and host not in failed for host in self._hosts.hosts)
+    return '' if acts else 'no actors are left'
 
   def _stop(self) -> None:
     """Stops actors first, then the learner, which checkpoints replay, then replay."""
@@ -297,10 +277,6 @@ class Launch:
 
   def _alive(self, connections: Sequence[_Connection]) -> list[_Connection]:
     return [connection for connection in connections if connection.exit_code is None]
-
-  def _say(self, line: str) -> None:
-    with self._lock:  # connections call it from threads of their own
-      self._print(line)
 
   def _pause(self) -> None:
     """Waits a moment; sends heartbeats when due, and shows how the hosts are when that has changed."""

@@ -17,9 +17,11 @@ from hephaestus.launch.interface import places
 
 PARAMS = 'params.safetensors'
 FORMAT = 1  # version of policy.json; `read` rejects any other
-SPECS = {
-  kind.__name__: kind
-  for kind in (specs.Array, specs.BoundedArray, specs.DiscreteArray, environment_lib.BoardSpec)
+FIELDS = {  # kinds of specs, and what they have in addition to shape and dtype
+  specs.Array: (),
+  specs.BoundedArray: ('minimum', 'maximum'),
+  specs.DiscreteArray: ('num_values',),
+  environment_lib.BoardSpec: ('board_shape',),
 }
 
 
@@ -46,12 +48,12 @@ class Exported(NamedTuple):
 
 def halved(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
   """Converts float32 arrays of more than 1,000 numbers, all within range, to float16; `read` converts back."""
-  is_large = lambda array: array.dtype == np.float32 and array.size > 1000
-  is_within = lambda array: np.abs(array).max() <= np.finfo(np.float16).max
-  return {
-    key: array.astype(np.float16) if is_large(array) and is_within(array) else array
-    for key, array in arrays.items()
-  }
+
+  def fits(array: np.ndarray) -> bool:
+    is_large = array.dtype == np.float32 and array.size > 1000
+    return is_large and np.abs(array).max() <= np.finfo(np.float16).max
+
+  return {key: x.astype(np.float16) if fits(x) else x for key, x in arrays.items()}
 
 
 def named(tree: Any) -> dict[str, Any]:
@@ -61,15 +63,9 @@ def named(tree: Any) -> dict[str, Any]:
 
 
 def rebuild(arrays: dict[str, np.ndarray], like: Any, name: str) -> Any:
-  """Rebuilds a tree of parameters, the inverse of `named`.
+  """Rebuilds a tree of the shapes and dtypes of `like`, the inverse of `named`.
 
-  Args:
-    arrays: arrays by path, as `named` returns them.
-    like: tree of the expected shapes and dtypes.
-    name: path of the file, for the error message.
-
-  Raises:
-    ValueError: an array is missing, unexpected, or of another shape or dtype; the message names it.
+  ValueError, with the `name` of the file, if an array is missing, unexpected, or of another shape or dtype.
   """
   needed = {key: (leaf.shape, leaf.dtype) for key, leaf in named(like).items()}
   found = {key: (array.shape, array.dtype) for key, array in arrays.items()}
@@ -84,11 +80,7 @@ def rebuild(arrays: dict[str, np.ndarray], like: Any, name: str) -> Any:
 
 
 def write(exported: Exported, out: pathlib.Path) -> None:
-  """Writes an exported policy as two files, PARAMS and places.POLICY, into an empty or new folder.
-
-  Raises:
-    ValueError: the folder is not empty, or cannot be written to.
-  """
+  """Writes an exported policy as two files, PARAMS and places.POLICY; ValueError if the folder is not empty."""
   content = {
     'format': FORMAT,
     'learner_step': exported.learner_step,
@@ -109,11 +101,7 @@ def write(exported: Exported, out: pathlib.Path) -> None:
 
 
 def read(folder: pathlib.Path) -> Exported:
-  """Reads a folder that `write` has made, with float16 arrays converted to float32.
-
-  Raises:
-    ValueError: a file is missing, broken, or of another version; the message names the folder.
-  """
+  """Reads a folder that `write` has made, float16 as float32; ValueError if it is broken or of another version."""
   if not folder.is_relative_to(places.SHIPPED):  # an installer may have made links there
     folder_lib.check_entries(folder)
   file = folder / places.POLICY
@@ -151,23 +139,19 @@ def _spec_to_json(spec: Any) -> Any:
   if type(spec) is tuple:
     parts = [_spec_to_json(entry) for entry in spec]
     return None if None in parts else {'tuple': parts}
-  if SPECS.get(type(spec).__name__) is not type(spec):
+  if type(spec) not in FIELDS:
     return None
-  result = {'kind': type(spec).__name__, 'shape': list(spec.shape), 'dtype': spec.dtype.name}
-  if isinstance(spec, specs.DiscreteArray):
-    return result | {'num_values': int(spec.num_values)}
-  if isinstance(spec, specs.BoundedArray):
-    bounds = {'minimum': spec.minimum, 'maximum': spec.maximum}
-    return result | {name: _bound_to_json(bound) for name, bound in bounds.items()}
-  if isinstance(spec, environment_lib.BoardSpec):
-    return result | {'board_shape': list(spec.board_shape)}
-  return result
+  values = {name: _value_to_json(getattr(spec, name)) for name in FIELDS[type(spec)]}
+  kind = {'kind': type(spec).__name__, 'shape': list(spec.shape), 'dtype': spec.dtype.name}
+  return kind | values
 
 
-def _bound_to_json(bound: np.ndarray) -> dict[str, Any]:
-  """Shape and flat values of a bound; infinite values are text, since JSON lacks them."""
-  values = [str(x) if np.isinf(x) else x for x in np.asarray(bound).reshape(-1).tolist()]
-  return {'shape': list(np.shape(bound)), 'values': values}
+def _value_to_json(value: Any) -> Any:
+  """Converts a whole number, a shape, or an array, of which infinite values are text: JSON lacks them."""
+  if not isinstance(value, np.ndarray):
+    return list(value) if isinstance(value, tuple) else int(value)
+  values = [str(x) if np.isinf(x) else x for x in value.reshape(-1).tolist()]
+  return {'shape': list(value.shape), 'values': values}
 
 
 def _spec_from_json(content: Any) -> Any:
@@ -177,16 +161,15 @@ def _spec_from_json(content: Any) -> Any:
     return {key: _spec_from_json(entry) for key, entry in content['dict'].items()}
   if 'tuple' in content:
     return tuple(map(_spec_from_json, content['tuple']))
-  values = dict(content)
-  kind = SPECS[values.pop('kind')]
-  dtype = np.dtype(values['dtype'])
-  for name in ('minimum', 'maximum'):
-    if name in values:
-      entries = [float(x) if isinstance(x, str) else x for x in values[name]['values']]
-      values[name] = np.array(entries, dtype).reshape(values[name]['shape'])
+  kind = {each.__name__: each for each in FIELDS}[content['kind']]
+  values: dict[str, Any] = {'dtype': np.dtype(content['dtype'])}
+  for name in ('shape', *FIELDS[kind]):
+    value = values[name] = content[name]
+    if isinstance(value, list):
+      values[name] = tuple(value)
+    elif isinstance(value, dict):  # where numbers may be text
+      numbers = [float(x) if isinstance(x, str) else x for x in value['values']]
+      values[name] = np.array(numbers, values['dtype']).reshape(value['shape'])
   if kind is specs.DiscreteArray:
     del values['shape']
-  for name in ('shape', 'board_shape'):
-    if name in values:
-      values[name] = tuple(values[name])
   return kind(**values)

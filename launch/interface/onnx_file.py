@@ -44,16 +44,13 @@ def write(policy: policy_lib.Policy, out: pathlib.Path) -> None:
   metadata has `environment`, `learner_step`, and `action_names`, a JSON list.
 
   Raises:
-    ValueError: the extra `onnx` is not installed; the agent takes no noise; an operation of the policy
-      has no equivalent in ONNX; or the file exists, or cannot be written.
+    ValueError: the agent takes no noise; an operation of the policy has no equivalent in ONNX; or the
+      file exists, or cannot be written.
   """
-  check_packages()
   import jax2onnx
 
   if out.exists():
     raise ValueError(f'--out {out}: exists; give another name')
-  if not out.parent.is_dir():
-    raise ValueError(f'--out {out}: its folder does not exist')
   config = policy.config.agent
   if hasattr(config, 'compute_dtype'):  # few runtimes compute in bfloat16
     config = dataclasses.replace(config, compute_dtype='float32')
@@ -114,15 +111,7 @@ def write(policy: policy_lib.Policy, out: pathlib.Path) -> None:
 
 
 def _check(model: Any, act: Any, make_noise: Any, spec: Any, like: Any) -> None:
-  """Raises ValueError if some steps of an ONNX model are not those of `act`; its converter has errors.
-
-  Args:
-    model: the ONNX model.
-    act: the compiled function that it was made from.
-    make_noise: see `Agent.noise`.
-    spec: tree of specs of an observation.
-    like: shapes of the arguments.
-  """
+  """Raises ValueError if some steps of an ONNX model differ from `act`; its converter has errors."""
   import onnxruntime
 
   options = onnxruntime.SessionOptions()

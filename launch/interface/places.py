@@ -18,18 +18,9 @@ def shipped() -> list[str]:
 
 
 def find(path: str | os.PathLike[str]) -> pathlib.Path:
-  """Finds a folder by its path, or the folder of a shipped agent by the agent's name.
+  """Finds the folder of a run or of an exported policy by its path, or else of a shipped agent by its name.
 
-  An existing folder takes precedence over a shipped agent of the same name.
-
-  Args:
-    path: folder of a run or of an exported policy, or name of a shipped agent.
-
-  Returns:
-    The folder.
-
-  Raises:
-    ValueError: there is neither; the message lists the shipped agents.
+  ValueError, which lists the shipped agents, if there is none.
   """
   folder = pathlib.Path(path)
   if folder.exists():

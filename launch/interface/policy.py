@@ -157,9 +157,7 @@ class Policy:
     try:
       import acme
     except ModuleNotFoundError as error:
-      raise ValueError(
-        f'as_acme_actor: needs dm-acme, of the extra `distributed` ({error})'
-      ) from None
+      raise ValueError(f'as_acme_actor: needs the extra `distributed` ({error})') from None
     policy, key, state = self, jax.random.key(seed), self.initial_state()
     is_greedy = self.config.evaluator.greedy if greedy is None else greedy
 
@@ -259,39 +257,32 @@ def load(
       made; or something would have to be imported without `trust`.
   """
   with records.trusting(trust):
-    return _load(path, checkpoint, environment)
-
-
-def _load(
-  path: str | os.PathLike[str],
-  checkpoint: str | int | None,
-  environment: environment_lib.Environment | None,
-) -> Policy:
-  folder = places.find(path)
-  if not (folder / places.POLICY).exists():
-    return _of_run(folder, None if checkpoint is None else str(checkpoint), environment)
-  if checkpoint is not None:
-    raise ValueError(
-      f'--checkpoint {checkpoint}: {path} is exported, so it has one checkpoint; leave it out'
-    )
-  exported = exported_lib.read(folder)
-  environment = _made(environment, exported.config)
-  if environment is not None or exported.observation_spec is None:
-    environment = environment or exported.config.make_environment()
-    exported = exported._replace(observation_spec=environment.observation_spec)
-  agent, shapes = _make_agent(exported)
-  file = str(folder / exported_lib.PARAMS)
-  all_params = None
-  # Shipped agents have all parameters, since they can be dreamt; `export` writes what acting needs.
-  if exported.arrays.keys() >= exported_lib.named(shapes).keys():
-    all_params = exported_lib.rebuild(exported.arrays, shapes, file)
-    params = agent.acting_params(all_params)
-  else:
-    like = jax.eval_shape(agent.acting_params, shapes)
+    folder = places.find(path)
+    if not (folder / places.POLICY).exists():
+      return _of_run(folder, None if checkpoint is None else str(checkpoint), environment)
+    if checkpoint is not None:
+      raise ValueError(
+        f'--checkpoint {checkpoint}: {path} is exported, so it has one checkpoint; leave it out'
+      )
+    exported = exported_lib.read(folder)
+    environment = _made(environment, exported.config)
+    if environment is not None or exported.observation_spec is None:
+      environment = environment or exported.config.make_environment()
+      exported = exported._replace(observation_spec=environment.observation_spec)
+    agent, shapes = _make_agent(exported)
+    file = str(folder / exported_lib.PARAMS)
+    # Shipped agents have all parameters, since they can be dreamt; `export` writes what acting needs.
+    has_all = exported.arrays.keys() >= exported_lib.named(shapes).keys()
+    like = shapes if has_all else jax.eval_shape(agent.acting_params, shapes)
     params = exported_lib.rebuild(exported.arrays, like, file)
-  return Policy(
-    pathlib.Path(path), exported, agent, params, all_params=all_params, environment=environment
-  )
+    return Policy(
+      pathlib.Path(path),
+      exported,
+      agent,
+      agent.acting_params(params) if has_all else params,
+      all_params=params if has_all else None,
+      environment=environment,
+    )
 
 
 def load_config(path: str | os.PathLike[str]) -> launch_config.ExperimentConfig:

@@ -34,19 +34,14 @@ OVERRIDES = {
 }
 
 
-def train(name: str, runs: pathlib.Path) -> training.Run:
-  """Trains an agent of AGENTS, or resumes its run, in a folder of its own below `runs`."""
+def ship(name: str, runs: pathlib.Path) -> pathlib.Path:
+  """Trains an agent of AGENTS in a folder below `runs`, and ships its best checkpoint; returns its folder."""
   steps, overrides, agent = AGENTS[name]
-  return training.train(
+  run = training.train(
     name, steps=steps, seed=0, run=runs / name.replace('/', '-'), agent=agent, preset='laptop',
     set=OVERRIDES | overrides, fused=True,
   )  # fmt: skip
-
-
-def ship(run: training.Run, name: str) -> pathlib.Path:
-  """Replaces the shipped agent of a name with the best checkpoint of a run; returns the agent's folder."""
-  out = places.SHIPPED / name
-  loaded = policy.load(run, 'best')
+  loaded, out = policy.load(run, 'best'), places.SHIPPED / name
   exported = loaded.exported(loaded.all_params)
   shutil.rmtree(out, ignore_errors=True)
   exported_lib.write(exported._replace(arrays=exported_lib.halved(exported.arrays)), out)
@@ -57,13 +52,13 @@ def main() -> int:
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
-  parser.add_argument('names', nargs='*', metavar='NAME', help=f'default: {", ".join(AGENTS)}')
+  parser.add_argument('names', nargs='*', metavar='NAME', default=[*AGENTS], help='default: all')
   parser.add_argument('--runs', type=pathlib.Path, default=pathlib.Path('runs/shipped'))
   arguments = parser.parse_args()
-  for name in arguments.names or AGENTS:
+  for name in arguments.names:
     if name not in AGENTS:
       parser.error(f'{name}: is not one of {", ".join(AGENTS)}')
-    out = ship(train(name, arguments.runs), name)
+    out = ship(name, arguments.runs)
     size = sum(file.stat().st_size for file in out.iterdir())
     print(f'{out}: {policy.load(out)}, {size / 1e3:.0f} kB')
   return 0

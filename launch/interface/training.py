@@ -86,15 +86,15 @@ class Run:
     """
     from hephaestus.launch.files import metrics
 
-    found = {}
-    for file in sorted((self.folder / 'metrics').glob('*.jsonl')):
-      if file.stem != 'events':
-        rows = metrics.read(file)
-        found[file.stem] = {
-          name: np.array([np.nan if row.get(name) is None else row[name] for row in rows])
-          for name in dict.fromkeys(name for row in rows for name in row)
-        }
-    return found
+    files = sorted((self.folder / 'metrics').glob('*.jsonl'))
+    rows = {file.stem: metrics.read(file) for file in files if file.stem != 'events'}
+    return {
+      node: {
+        name: np.array([np.nan if row.get(name) is None else row[name] for row in reports])
+        for name in dict.fromkeys(name for row in reports for name in row)
+      }
+      for node, reports in rows.items()
+    }
 
   def log_to(self, logger: Any, node: str = 'learner') -> None:
     """Writes all reports of one process to a logger, such as one of `acme.utils.loggers`.
@@ -167,7 +167,7 @@ def train(
 
 
 def _train(request: request_lib.TrainRequest, env: Any) -> Run:
-  """Trains as `train`, in an environment given by its name or as an object."""
+  """Trains as `train`, for a request without an environment, which `env` gives by name or as an object."""
   is_instance = not (env is None or isinstance(env, str))
   request = dataclasses.replace(request, env=_register(env, request.run) if is_instance else env)
   if request.fused is None and _can_be_one_process(request):
@@ -239,7 +239,7 @@ def _can_be_one_process(request: request_lib.TrainRequest) -> bool:
 
 
 def _in_child(request: request_lib.TrainRequest) -> int:
-  """Runs the command in a child process, since a process with JAX must not fork; returns the exit code."""
+  """Runs the command in a child process, since one with JAX must not fork; returns the exit code."""
   command = [sys.executable, '-m', 'hephaestus.launch.main', 'train', *request.words()]
   live = sys.stdout.isatty()  # a notebook shows only its own output, so lines are passed on
   process = subprocess.Popen(

@@ -34,12 +34,11 @@ ADOPTION_SECONDS = 10.0
 
 
 class Forked(NamedTuple):
-  """A program that `ForkServer.start` has started; has the parts of `subprocess.Popen` that are used."""
+  """A program that `ForkServer.start` has started, with what the supervisor uses of `Popen`."""
 
   pid: int
 
   def wait(self) -> int:
-    """Waits until the program has ended, and returns its exit code; negative for a signal."""
     return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
@@ -81,7 +80,7 @@ class ForkServer:
       OSError: the server is gone, or cannot fork.
     """
     request = {'name': name, 'command': list(command), 'environment': dict(environment)}
-    # While it is set, a grandchild whose parent has exited becomes a child of this process.
+    # Meanwhile a grandchild whose parent has exited becomes a child of this process.
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
       socket.send_fds(self._socket, [json.dumps(request).encode()], [log, pipe])
@@ -104,10 +103,9 @@ class ForkServer:
 
 
 def accept_interrupts() -> None:
-  """Makes SIGINT raise KeyboardInterrupt again if it is ignored; call it from the main thread.
+  """Makes SIGINT raise KeyboardInterrupt again if it is ignored; in the main thread only.
 
-  A shell without job control starts background programs with SIGINT ignored, and their children
-  inherit that.
+  Shells without job control start programs in the background so, and their children inherit it.
   """
   if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

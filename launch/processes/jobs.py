@@ -44,15 +44,10 @@ class Failed(Exception):  # noqa: N818  it is what happened
 
 
 class Job(abc.ABC):
-  """One or more commands, one after another.
+  """One or more commands, one after another."""
 
-  Attributes:
-    name: name of the job, for lines of progress.
-    log: file to which the output of its commands is appended.
-  """
-
-  name: str
-  log: pathlib.Path
+  name: str  # for lines of progress
+  log: pathlib.Path  # to which the output of its commands is appended
 
   @abc.abstractmethod
   def commands(self) -> Generator[Command, Ended, None]:
@@ -60,11 +55,7 @@ class Job(abc.ABC):
 
   @abc.abstractmethod
   def line(self, seconds: float) -> str:
-    """Returns the name and the results so far, as a line of progress.
-
-    Args:
-      seconds: time since the start of the running command; 0 once the job is done.
-    """
+    """A line of progress, `seconds` after the start of the running command; 0 once the job is done."""
 
   def check(self, ended: Ended) -> None:
     """Raises `Failed`, which quotes the last line of the log, for a command that ended with an error."""
@@ -75,14 +66,7 @@ class Job(abc.ABC):
 
 
 def available_cores(jobs: int | None = None) -> list[int]:
-  """Lists the indices of the CPU cores that this process may use.
-
-  Args:
-    jobs: number of cores to return, one for each job; None for all.
-
-  Raises:
-    ValueError: `jobs` is below 1, or above the number of cores.
-  """
+  """Indices of the CPU cores that this process may use, or of one for each job; ValueError if too few."""
   has_affinity = hasattr(os, 'sched_getaffinity')
   available = sorted(os.sched_getaffinity(0)) if has_affinity else list(range(os.cpu_count() or 1))
   if jobs is not None and not 1 <= jobs <= len(available):

@@ -44,63 +44,39 @@ for group in groups:
 
 
 class Process(NamedTuple):
-  """A command to run, and the log of its output.
+  """A command to run, and the log of its output."""
 
-  Attributes:
-    name: name of the process, unique on this host, such as `actor-0`.
-    command: the program and its arguments.
-    environment: environment variables added to the supervisor's own.
-    log: file to which stdout and stderr are appended.
-    external_exit_codes: exit codes by which the process says that it ended because of another one,
-      such as a peer on another host; they count like a SIGKILL, see `Restarts`.
-  """
-
-  name: str
+  name: str  # unique on this host, such as `actor-0`
   command: Sequence[str]
-  environment: Mapping[str, str]
-  log: pathlib.Path
+  environment: Mapping[str, str]  # variables added to the supervisor's own
+  log: pathlib.Path  # to which stdout and stderr are appended
+  # By these the process says that it ended because of another one, such as a peer on another host.
   external_exit_codes: Set[int] = frozenset()
 
 
 class Event(NamedTuple):
   """Something happened to a process.
 
-  Attributes:
-    kind: `started`; `exited`, followed by `finished` (it was 0), `restarting` or `gave_up`. When
-      the run stops: `stopping`, followed by `exited`, or by `killed` after the grace period. A
-      process that shares the fate of a restarted one is `killed` as well, and restarts with it.
-    name: name of the process.
-    pid: process ID since its last start; 0 if it could not be started.
-    exit_code: exit code of its last end, negative for a signal; None before.
-    restarts: number of its restarts so far.
-    delay_seconds: time until it is restarted, for `restarting`; else 0.
+  `kind` is `started`, or `exited`, followed by `finished` (it was 0), `restarting` or `gave_up`. When
+  the run stops it is `stopping`, followed by `exited`, or by `killed` after the grace period. A
+  process that shares the fate of a restarted one is `killed` as well, and restarts with it.
   """
 
   kind: str
-  name: str
-  pid: int
-  exit_code: int | None
-  restarts: int
-  delay_seconds: float = 0.0
+  name: str  # of the process
+  pid: int  # since its last start; 0 if it could not be started
+  exit_code: int | None  # of its last end, negative for a signal; None before
+  restarts: int  # so far
+  delay_seconds: float = 0.0  # until it is restarted, for `restarting`
 
 
 class Outcome(NamedTuple):
-  """How a run ended.
+  """How a run ended: well, interrupted by a signal, or because a process was given up."""
 
-  Attributes:
-    exit_code: 0 when finished or interrupted, 1 when a process was given up.
-    interrupted: number of the signal that ended the run; 0 for none.
-    failed, failed_exit_code: name of the process that was given up, and its last exit code; or None.
-    last_lines: last lines of its log, at most `LAST_LINES`, since its last start only.
-    restarts: name of each process -> number of its restarts.
-  """
-
-  exit_code: int
-  interrupted: int
-  failed: str | None
-  failed_exit_code: int | None
-  last_lines: list[str]
-  restarts: dict[str, int]
+  interrupted: int = 0  # number of the signal; 0 for none
+  failed: str | None = None  # name of the process that was given up
+  failed_exit_code: int | None = None  # its last one
+  last_lines: Sequence[str] = ()  # of its log, at most LAST_LINES, since its last start
 
 
 class Interrupts:
@@ -156,8 +132,8 @@ class Restarts:
     backoff_seconds: time before the first restart; doubles with each further failure in a row.
     max_backoff_seconds: longest time before a restart.
     healthy_seconds: a process that ran this long has recovered from earlier failures.
-    max_fast_failures: number of failures in a row, each before `healthy_seconds`, after which a
-      process is given up.
+    max_fast_failures: failures in a row, each before `healthy_seconds`, after which a process is given
+      up: one that fails three times in a row, each in its first minute, will go on failing.
     max_fast_kills: the same for ends by SIGKILL, by a person or for want of memory, and by the
       `external_exit_codes` of a process.
     together: names of processes that are restarted as one: when one exits with an error, the others
@@ -167,7 +143,7 @@ class Restarts:
   backoff_seconds: float = 0.5
   max_backoff_seconds: float = 30.0
   healthy_seconds: float = 60.0
-  max_fast_failures: int = 5
+  max_fast_failures: int = 3
   max_fast_kills: int = 20
   together: Sequence[str] = ()
 
@@ -175,20 +151,6 @@ class Restarts:
     """Seconds before the restart after `failures` failures in a row."""
     doublings = min(max(failures - 1, 0), 30)
     return min(self.backoff_seconds * 2**doublings, self.max_backoff_seconds)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Stopping:
-  """How processes are stopped at the end of the run: by SIGTERM, after a grace period by SIGKILL.
-
-  Attributes:
-    groups: names of processes, stopped one group after another, and seconds between SIGTERM and SIGKILL
-      for each group; None for all processes at once, with 10 s.
-    on_signal: called, before anything is stopped, if a signal has asked to stop.
-  """
-
-  groups: Sequence[tuple[Sequence[str], float]] | None = None
-  on_signal: Callable[[], None] = lambda: None
 
 
 @dataclasses.dataclass
@@ -222,7 +184,9 @@ class Supervisor:
     is_over: names of finished processes -> whether the run is finished; by default it ends by a signal
       or a failure only.
     restarts: when to restart and when to give up.
-    stopping: order and grace periods of stopping.
+    groups: names of processes, stopped one group after another, and seconds between SIGTERM and SIGKILL
+      for each group; None for all processes at once, with 10 s.
+    on_signal: called, before anything is stopped, if a signal has asked to stop.
     on_event: called with every event, from the thread that runs.
     on_tick: called about every `TICK_SECONDS`, also while stopping.
     forks: fork server for the commands that it can run, which saves their imports. Other commands,
@@ -235,17 +199,17 @@ class Supervisor:
     *,
     is_over: Callable[[Set[str]], bool] = lambda finished: False,
     restarts: Restarts = Restarts(),
-    stopping: Stopping = Stopping(),
+    groups: Sequence[tuple[Sequence[str], float]] | None = None,
+    on_signal: Callable[[], None] = lambda: None,
     on_event: Callable[[Event], None] = lambda event: None,
     on_tick: Callable[[], None] = lambda: None,
     forks: fork_server.ForkServer | None = None,
   ):
-    names = [process.name for process in processes]
-    self._stop_groups = stopping.groups or [(names, 10.0)]
+    self._groups = groups or [([process.name for process in processes], 10.0)]
     self._children = {process.name: _Child(process) for process in processes}
     self._is_over = is_over
     self._restarts = restarts
-    self._on_signal = stopping.on_signal
+    self._on_signal = on_signal
     self._on_event = on_event
     self._on_tick = on_tick
     self._forks = forks
@@ -275,15 +239,9 @@ class Supervisor:
         with contextlib.suppress(OSError):  # as in _emit
           self._on_signal()
       self._stop()
-    failed = self._failed
-    return Outcome(
-      exit_code=1 if failed else 0,
-      interrupted=self._interrupts.first if interrupted else 0,
-      failed=failed.process.name if failed else None,
-      failed_exit_code=failed.exit_code if failed else None,
-      last_lines=_last_lines(failed) if failed else [],
-      restarts={name: child.restarts for name, child in self._children.items()},
-    )
+    if failed := self._failed:
+      return Outcome(0, failed.process.name, failed.exit_code, _last_lines(failed))
+    return Outcome(self._interrupts.first if interrupted else 0)
 
   @contextlib.contextmanager
   def _run_guard(self) -> Iterator[None]:
@@ -303,13 +261,13 @@ class Supervisor:
   def _start(self, child: _Child) -> None:
     process = child.process
     with _open_log(process.log) as log:
-      child.log_offset = log.tell()
       now = time.strftime('%Y-%m-%d %H:%M:%S')
       _note(log, f'--- {now} {process.name}: start {child.restarts + 1}\n')
+      child.log_offset = log.tell()
       child.started_at = time.monotonic()
       child.restart_at = None
       try:
-        child.running = self._fork(process, log) or self._execute(process, log)
+        child.running = self._execute(process, log)
       except OSError as error:
         _note(log, f'{error}\n')
     child.pid = child.running.pid if child.running else 0
@@ -318,19 +276,17 @@ class Supervisor:
     else:
       self._on_exit(child, CANNOT_START)
 
-  def _fork(self, process: Process, log: BinaryIO) -> fork_server.Forked | None:
-    """Runs a command in a fork of the fork server; None where that is impossible."""
-    if self._forks is None or not self._forks.runs(process.command):
-      return None
-    try:
-      return self._forks.start(
-        process.name, process.command, process.environment, log.fileno(), self._guard_pipe
-      )
-    except OSError as error:
-      _note(log, f'{error}; starting it as a new program\n')
-      return None
-
-  def _execute(self, process: Process, log: BinaryIO) -> subprocess.Popen[bytes]:
+  def _execute(
+    self, process: Process, log: BinaryIO
+  ) -> fork_server.Forked | subprocess.Popen[bytes]:
+    """Starts a command by the fork server, or as a new program where that is impossible."""
+    if self._forks is not None and self._forks.runs(process.command):
+      try:
+        return self._forks.start(
+          process.name, process.command, process.environment, log.fileno(), self._guard_pipe
+        )
+      except OSError as error:
+        _note(log, f'{error}; starting it as a new program\n')
     return subprocess.Popen(
       process.command,
       env={**os.environ, **process.environment},
@@ -357,23 +313,23 @@ class Supervisor:
       child.finished = True
       self._emit('finished', child)
       return
-    policy = self._restarts
-    if time.monotonic() - child.started_at >= policy.healthy_seconds:
+    rules = self._restarts
+    if time.monotonic() - child.started_at >= rules.healthy_seconds:
       child.fast_failures = child.fast_kills = 0
     elif exit_code == -signal.SIGKILL or exit_code in child.process.external_exit_codes:
       child.fast_kills += 1
     else:
       child.fast_failures += 1
-    if child.fast_failures >= policy.max_fast_failures or child.fast_kills >= policy.max_fast_kills:
+    if child.fast_failures >= rules.max_fast_failures or child.fast_kills >= rules.max_fast_kills:
       self._failed = self._failed or child
       self._emit('gave_up', child)
       return
-    delay_seconds = policy.delay(child.fast_failures + child.fast_kills)
+    delay_seconds = rules.delay(child.fast_failures + child.fast_kills)
     child.restart_at = time.monotonic() + delay_seconds
     self._emit('restarting', child, delay_seconds)
-    together = self._restarts.together
-    shares = child.process.name in together
-    others = [self._children[name] for name in together if shares and name != child.process.name]
+    name = child.process.name
+    others = [self._children[other] for other in rules.together if other != name]
+    others = others if name in rules.together else []
     self._kill(others)
     for other in others:
       other.finished = False
@@ -381,7 +337,7 @@ class Supervisor:
       other.fast_failures, other.fast_kills = child.fast_failures, child.fast_kills
 
   def _stop(self) -> None:
-    for names, grace_seconds in self._stop_groups:
+    for names, grace_seconds in self._groups:
       children = [self._children[name] for name in names]
       for child in children:
         if child.running and self._reap_stopped(child):
@@ -464,12 +420,10 @@ def _note(log: BinaryIO, text: str) -> None:
 
 
 def _last_lines(child: _Child) -> list[str]:
-  """The last lines of a child's log since its last start, without the supervisor's header."""
+  """The last lines of a child's log since its last start."""
   if not child.process.log.exists():
     return []
   with open(child.process.log, 'rb') as log:
     log.seek(child.log_offset)
-    lines = collections.deque(log, maxlen=LAST_LINES + 1)
-  if lines and lines[0].startswith(b'--- '):
-    lines.popleft()
-  return [line.decode(errors='replace').rstrip() for line in lines][-LAST_LINES:]
+    lines = collections.deque(log, maxlen=LAST_LINES)
+  return [line.decode(errors='replace').rstrip() for line in lines]

@@ -19,8 +19,8 @@ def watched(should_stop: Callable[[], bool], stuck_seconds: float) -> Callable[[
   A node calls the wrapper in every iteration of its loops, also while it waits for replay, for
   parameters or for the rate limiter, and after each step of an environment on the host. A node hangs if
   it has neither called the wrapper nor used the CPU for `stuck_seconds`, so compiling and long episodes
-  are no hang. Time in which the whole process is frozen does not count. A node that hangs writes the stack of each thread to stderr and exits with
-  code 1.
+  are no hang. Time in which the whole process is frozen does not count. A node that hangs writes the
+  stack of each thread to stderr and exits with code 1.
 
   Args:
     should_stop: whether this node was asked to stop.

@@ -94,21 +94,14 @@ def train(
           for name, command in commands.items()
         ],
         is_over=watcher.is_over,
-        restarts=supervisor.Restarts(
-          # A node that fails three times in a row, each in its first minute, will go on failing.
-          max_fast_failures=3,
-          healthy_seconds=60.0,
-          together=[name for name in commands if name in learners],
-        ),
-        stopping=supervisor.Stopping(
-          # Actors first: nothing is inserted after the last checkpoints, which the learner asks for.
-          groups=[
-            ([name for name in commands if name not in (*learners, *replay)], 3.0),
-            ([name for name in commands if name in learners], 60.0),
-            ([name for name in commands if name in replay], 2.0),
-          ],
-          on_signal=lambda: watcher.progress.say(folder_lib.STOPPING),
-        ),
+        restarts=supervisor.Restarts(together=[name for name in commands if name in learners]),
+        # Actors first: nothing is inserted after the last checkpoints, which the learner asks for.
+        groups=[
+          ([name for name in commands if name not in (*learners, *replay)], 3.0),
+          ([name for name in commands if name in learners], 60.0),
+          ([name for name in commands if name in replay], 2.0),
+        ],
+        on_signal=lambda: watcher.progress.say(folder_lib.STOPPING),
         on_event=watcher.on_event,
         on_tick=watcher.on_tick,
         forks=forks,

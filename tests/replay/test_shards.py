@@ -1,12 +1,16 @@
 """Several shards as one replay: sampled evenly, skipped when down, each sequence stored once."""
 
+import itertools
+import threading
+
 import jax
 import numpy as np
 import polling
+import portpicker
 import pytest
 import reverb
 
-from hephaestus.replay import parameters, reader, tables, writer
+from hephaestus.replay import checkpoint, contents, parameters, reader, tables, writer
 
 SCHEMA = {'identity': jax.ShapeDtypeStruct((), np.int32)}
 CONFIG = tables.ReplayConfig(
@@ -122,3 +126,55 @@ def test_parameters_are_published_to_all_shards_and_read_from_any(addresses, ser
   assert [each.ended_launch for each in found] == [7]
   for each in (publisher, stale):
     each.close()
+
+
+def test_killed_shard_is_skipped_and_used_again_after_restart(spawn, serve, tmp_path):
+  port, folder, other = portpicker.pick_unused_port(), f'{tmp_path}/killed', f'{tmp_path}/other'
+  server = spawn(CONFIG, port, folder, batch_size=16, insert_size=16)
+  addresses = [
+    f'localhost:{port}', serve(CONFIG, schema=SCHEMA, insert_size=16, directory=other)[1]
+  ]  # fmt: skip
+  entry = writer.Writer(addresses, CONFIG.strata, SCHEMA, timeout_seconds=1.0)
+  source = reader.Reader(addresses, CONFIG.strata, SCHEMA, batch_size=16, timeout_seconds=1.0)
+  first, link = entry._shards[0], source._connections[0]
+  stop, batches = threading.Event(), []
+
+  def write():
+    for start in itertools.takewhile(lambda _: not stop.is_set(), itertools.count(step=8)):
+      entry.write(identities(start, start + 8), stop.is_set)
+
+  def read():
+    while not stop.is_set():
+      if (batch := source.get(0.2)) is not None:
+        batches.append(batch)
+
+  def wait_for_progress(shard):
+    read_before, written = len(batches), shard.sequences_written
+    polling.until(
+      lambda: len(batches) > read_before + 50 and shard.sequences_written > written + 20,
+      seconds=60,
+    )
+
+  polling.until(lambda: link.info(1.0) is not None, seconds=120)
+  threads = [threading.Thread(target=target, daemon=True) for target in (write, read)]
+  for thread in threads:
+    thread.start()
+  try:
+    wait_for_progress(first)
+    checkpoint.save(reverb.Client(addresses[0]), folder)
+    server.kill()
+    polling.until(lambda: not link.alive, seconds=20)
+    wait_for_progress(entry._shards[1])
+    serve(CONFIG, schema=SCHEMA, insert_size=16, directory=folder, port=port)
+    wait_for_progress(first)
+  finally:
+    stop.set()
+    for thread in threads:
+      thread.join(10)
+    source.close()
+    entry.close()
+  stored = []
+  for address, directory in zip(addresses, (folder, other), strict=True):
+    checkpoint.save(reverb.Client(address), directory)
+    stored += [int(columns[0][0]) for _, columns in contents.Contents(directory).read('episodic')]
+  assert len(stored) == len(set(stored))  # nothing twice

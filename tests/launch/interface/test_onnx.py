@@ -76,15 +76,8 @@ def test_onnx_acts_as_the_policy(name, tmp_path):
 
 def test_command_writes_a_file_once(tmp_path, capsys):
   pytest.importorskip('jax2onnx')
-  command = [
-    'hephaestus',
-    'export',
-    'hackmatrix',
-    '--format',
-    'onnx',
-    '--out',
-    f'{tmp_path}/x.onnx',
-  ]
+  out = ['--out', f'{tmp_path}/x.onnx']
+  command = ['hephaestus', 'export', 'hackmatrix', '--format', 'onnx', *out]
   assert main.run(main.parse(command)) == 0
   assert capsys.readouterr().out.startswith(f'{tmp_path}/x.onnx: update 245, x.onnx (')
   assert main.run(main.parse(command)) == 2

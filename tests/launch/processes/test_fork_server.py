@@ -15,7 +15,7 @@ import pytest
 from hephaestus.launch import user_errors
 
 ROOT = pathlib.Path(__file__).parents[3]
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = polling.PATIENCE
 
 # A launcher: makes its fork server, then supervises the script it is given until that has finished.
 LAUNCHER = """
@@ -39,7 +39,7 @@ outcome = supervisor.Supervisor(
   on_event=lambda event: print(event.kind, event.exit_code, event.pid, flush=True),
 ).run()
 forks.close()
-print('outcome', outcome.exit_code, outcome.failed_exit_code, *outcome.last_lines, flush=True)
+print('outcome', int(outcome.failed is not None), outcome.failed_exit_code, *outcome.last_lines, flush=True)
 """
 
 TELL = """
@@ -107,7 +107,6 @@ def test_forked_program_shares_imports_and_has_its_own_session(launch, tmp_path)
     ('raise ValueError("last words")', 1),
     ('import sys; print("last words"); sys.exit(3)', 3),
     ('import sys\ndef last_words():\n  sys.exit(0)\nlast_words()', 1),
-    ('import os; print("last words"); os.kill(os.getpid(), 9)', -9),
     ('import os; print("last words"); os.kill(os.getpid(), 15)', -15),
   ],
 )
@@ -137,7 +136,6 @@ def test_forked_program_is_killed_with_its_launcher(launch, tmp_path):
 
 
 def test_forked_program_accepts_sigint_in_background(launch):
-  """A shell starts background programs with SIGINT ignored, and their children inherit that."""
   script = 'import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n'
   ignore = lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)
   lines = ended(launch(script, preexec_fn=ignore))

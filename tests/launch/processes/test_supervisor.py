@@ -54,6 +54,25 @@ def make(tmp_path):
   return make
 
 
+def supervise(*processes, over='actor', on_event=lambda event: None, restarts=None, **options):
+  """Runs processes until those named by `over` have finished; returns the outcome and the events."""
+  events = []
+
+  def note(event):
+    events.append(event)
+    on_event(event)
+
+  rules = supervisor.Restarts(**{'backoff_seconds': 0.01, **(restarts or {})})
+  outcome = supervisor.Supervisor(
+    processes, is_over=set(over.split()).issubset, on_event=note, restarts=rules, **options
+  ).run()
+  return outcome, events
+
+
+def names(events, kind):
+  return [event.name for event in events if event.kind == kind]
+
+
 def is_gone(pid):
   try:
     return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
@@ -71,26 +90,18 @@ def interrupt():
   os.kill(os.getpid(), signal.SIGINT)
 
 
-def interrupt_when_ready(*processes):
-  """Interrupts the supervisor once all of them have set their handlers of signals."""
-
-  def wait():
-    for process in processes:
-      polling.until(lambda log=process.log: log.exists() and 'ready' in log.read_text())
-    interrupt()
-
-  return in_background(wait)
+def wait_until_ready(process):
+  polling.until(lambda: process.log.exists() and 'ready' in process.log.read_text())
 
 
 def in_background(function):
-  """Runs in a thread, because the supervisor needs the main one; ends the run when it fails."""
+  """Runs in a thread, because the supervisor needs the main one; interrupts the run at the end."""
 
   def run():
     try:
       function()
-    except BaseException:
+    finally:
       interrupt()
-      raise
 
   thread = threading.Thread(target=run, daemon=True)
   thread.start()
@@ -98,27 +109,17 @@ def in_background(function):
 
 
 def test_run_ends_when_the_named_processes_have_finished(make):
-  events = []
   processes = [make('actor', OBEDIENT), make('learner', ''), make('evaluator', '')]
-  outcome = supervisor.Supervisor(
-    processes, is_over={'learner', 'evaluator'}.issubset, on_event=events.append
-  ).run()
-  assert outcome.exit_code == 0
-  assert not outcome.interrupted
-  assert outcome.failed is None
-  assert outcome.restarts == {'actor': 0, 'learner': 0, 'evaluator': 0}
-  assert [event.name for event in events if event.kind == 'started'] == [
-    'actor',
-    'learner',
-    'evaluator',
-  ]
-  assert {event.name for event in events if event.kind == 'finished'} == {'learner', 'evaluator'}
+  outcome, events = supervise(*processes, over='learner evaluator')
+  assert outcome == supervisor.Outcome()
+  assert names(events, 'started') == ['actor', 'learner', 'evaluator']
+  assert set(names(events, 'finished')) == {'learner', 'evaluator'}
   assert all(is_gone(event.pid) for event in events)
 
 
 def test_process_gets_its_variables_and_log(make):
   process = make(
-    'learner',
+    'actor',
     """
     import os, sys
     print(os.environ['VARIABLE'], flush=True)
@@ -128,66 +129,51 @@ def test_process_gets_its_variables_and_log(make):
   )
   process.log.parent.mkdir()
   process.log.write_text('an earlier run\n')
-  supervisor.Supervisor([process], is_over={'learner'}.issubset).run()
-  lines = process.log.read_text().splitlines()
-  assert lines[0] == 'an earlier run'
-  assert lines[1].startswith('--- ')
-  assert lines[1].endswith('learner: start 1')
-  assert lines[2:] == ['catch', 'in trouble']
+  supervise(process)
+  earlier, header, *lines = process.log.read_text().splitlines()
+  assert earlier == 'an earlier run'
+  assert header.startswith('--- ') and header.endswith('actor: start 1')
+  assert lines == ['catch', 'in trouble']
 
 
 def test_killed_process_is_restarted_and_others_continue(make):
-  events = []
+  pids = []
 
   def on_event(event):
-    events.append(event)
-    starts = [other for other in events if other.kind == 'started' and other.name == 'actor']
-    if event.kind == 'started' and event.name == 'actor':
-      if len(starts) == 1:
+    if (event.kind, event.name) == ('started', 'actor'):
+      pids.append(event.pid)
+      if len(pids) == 1:
         os.kill(event.pid, signal.SIGKILL)
       else:
         interrupt()
 
   processes = [make('replay', OBEDIENT), make('actor', 'import time; time.sleep(600)')]
-  outcome = supervisor.Supervisor(
-    processes,
-    is_over={'actor'}.issubset,
-    on_event=on_event,
-    restarts=supervisor.Restarts(backoff_seconds=0.01),
-  ).run()
-  assert outcome.restarts == {'replay': 0, 'actor': 1}
-  assert outcome.interrupted
-  assert outcome.exit_code == 0
-  (first_exit,) = [event for event in events if event.kind == 'exited' and event.name == 'actor'][
-    :1
-  ]
+  outcome, events = supervise(*processes, on_event=on_event)
+  assert outcome == supervisor.Outcome(interrupted=signal.SIGINT)
+  assert names(events, 'restarting') == ['actor']
+  first_exit = next(event for event in events if event.kind == 'exited' and event.name == 'actor')
   assert first_exit.exit_code == -signal.SIGKILL
 
 
 def test_processes_that_share_a_fate_restart_together(make):
-  events = []
+  seen, pids = [], {}
 
   def on_event(event):
-    events.append((event.kind, event.name))
-    if events.count(('started', 'learner-0')) == 2 and events[-1] == ('started', 'learner-1'):
+    seen.append((event.kind, event.name))
+    if seen.count(('started', 'learner-0')) == 2 and seen[-1] == ('started', 'learner-1'):
       interrupt()
-    elif events[-1] == ('finished', 'learner-0'):  # of which nothing is left without the other
+    elif seen[-1] == ('finished', 'learner-0'):  # of which nothing is left without the other
       os.kill(pids['learner-1'], signal.SIGKILL)
     pids[event.name] = event.pid
 
-  pids = {}
-  names = ('learner-0', 'learner-1', 'learner-2')
-  processes = [make('learner-0', ''), *(make(name, OBEDIENT) for name in (*names[1:], 'actor'))]
-  outcome = supervisor.Supervisor(
-    processes,
-    is_over={'actor'}.issubset,
-    on_event=on_event,
-    restarts=supervisor.Restarts(together=names, backoff_seconds=0.01),
-  ).run()
-  assert outcome.restarts == {'learner-0': 1, 'learner-1': 1, 'learner-2': 1, 'actor': 0}
-  assert [name for kind, name in events if kind == 'restarting'] == ['learner-1']
-  assert events.index(('killed', 'learner-2')) < events.index(('started', 'learner-0'), 5)
-  assert ('killed', 'actor') not in events and outcome.exit_code == 0
+  together = ('learner-0', 'learner-1', 'learner-2')
+  processes = [make('learner-0', ''), *(make(name, OBEDIENT) for name in (*together[1:], 'actor'))]
+  outcome, events = supervise(*processes, on_event=on_event, restarts={'together': together})
+  assert outcome.failed is None
+  assert names(events, 'restarting') == ['learner-1']
+  assert names(events, 'started')[4:] == ['learner-0', 'learner-1', 'learner-2']
+  assert seen.index(('killed', 'learner-2')) < seen.index(('started', 'learner-0'), 5)
+  assert ('killed', 'actor') not in seen
 
 
 def test_children_of_killed_process_end_before_its_restart(make):
@@ -198,72 +184,44 @@ def test_children_of_killed_process_end_before_its_restart(make):
     os.kill(psutil.Process(int(grandchild)).ppid(), signal.SIGKILL)
     polling.until(lambda: len(words_after(parent.log, 'grandchild')) == 2)
     assert is_gone(int(grandchild))
-    interrupt()
 
   in_background(kill_the_parent)
-  outcome = supervisor.Supervisor(
-    [parent], is_over={'actor'}.issubset, restarts=supervisor.Restarts(backoff_seconds=0.01)
-  ).run()
-  first, second = map(int, words_after(parent.log, 'grandchild'))
-  assert outcome.restarts == {'actor': 1}
-  assert is_gone(first)
-  assert is_gone(second)
+  _, events = supervise(parent)
+  assert names(events, 'restarting') == ['actor']
+  assert len(pids := words_after(parent.log, 'grandchild')) == 2
+  assert all(is_gone(int(pid)) for pid in pids)
 
 
 def test_backoff_doubles_up_to_its_bound_before_giving_up(make):
-  events = []
-  failing = make(
-    'learner',
-    """
-    for line in range(30):
-      print('line', line)
-    raise SystemExit(3)
-    """,
+  failing = make('learner', 'for line in range(30): print("line", line)\nraise SystemExit(3)')
+  outcome, events = supervise(
+    make('replay', OBEDIENT),
+    failing,
+    over='learner',
+    restarts={'max_backoff_seconds': 0.05, 'max_fast_failures': 5},
   )
-  replay = make('replay', OBEDIENT)
-  outcome = supervisor.Supervisor(
-    [replay, failing],
-    is_over={'learner'}.issubset,
-    on_event=events.append,
-    restarts=supervisor.Restarts(backoff_seconds=0.01, max_backoff_seconds=0.05),
-  ).run()
   delays = [event.delay_seconds for event in events if event.kind == 'restarting']
   assert delays == [0.01, 0.02, 0.04, 0.05]
-  assert outcome == supervisor.Outcome(
-    exit_code=1,
-    interrupted=False,
-    failed='learner',
-    failed_exit_code=3,
-    last_lines=[f'line {line}' for line in range(10, 30)],
-    restarts={'replay': 0, 'learner': 4},
-  )
-  assert [event.name for event in events if event.kind == 'gave_up'] == ['learner']
+  assert outcome == supervisor.Outcome(0, 'learner', 3, [f'line {line}' for line in range(10, 30)])
+  assert names(events, 'gave_up') == ['learner']
   assert all(is_gone(event.pid) for event in events)
 
 
 def test_healthy_run_resets_failure_count(make, tmp_path):
   """Fails eight times although three in a row are too many: every run is healthy."""
-  events = []
-  counter = tmp_path / 'count'
   process = make(
-    'learner',
+    'actor',
     f"""
-    with open({str(counter)!r}, 'a+') as file:
+    with open({str(tmp_path / 'count')!r}, 'a+') as file:
       file.write('.')
       file.flush()
-      count = file.tell()
-    raise SystemExit(0 if count == 9 else 1)
+      raise SystemExit(0 if file.tell() == 9 else 1)
     """,
   )
-  outcome = supervisor.Supervisor(
-    [process],
-    is_over={'learner'}.issubset,
-    on_event=events.append,
-    restarts=supervisor.Restarts(healthy_seconds=0.0, max_fast_failures=3, backoff_seconds=0.01),
-  ).run()
-  assert outcome.exit_code == 0
-  assert outcome.restarts == {'learner': 8}
-  assert {event.delay_seconds for event in events if event.kind == 'restarting'} == {0.01}
+  outcome, events = supervise(process, restarts={'healthy_seconds': 0.0})
+  assert outcome.failed is None
+  delays = [event.delay_seconds for event in events if event.kind == 'restarting']
+  assert delays == [0.01] * 8
 
 
 @pytest.mark.parametrize(
@@ -272,73 +230,46 @@ def test_healthy_run_resets_failure_count(make, tmp_path):
    ('raise SystemExit(75)', 75)],
 )  # fmt: skip
 def test_kills_and_external_exit_codes_get_more_restarts_than_failures(make, program, code):
-  events = []
   process = make('actor', program)._replace(external_exit_codes={75})
-  outcome = supervisor.Supervisor(
-    [process],
-    is_over={'actor'}.issubset,
-    on_event=events.append,
-    restarts=supervisor.Restarts(
-      max_fast_failures=1, max_fast_kills=4, backoff_seconds=0.01, max_backoff_seconds=0.02
-    ),
-  ).run()
+  rules = {'max_fast_failures': 1, 'max_fast_kills': 4, 'max_backoff_seconds': 0.02}
+  outcome, events = supervise(process, restarts=rules)
   assert outcome.failed == 'actor' and outcome.failed_exit_code == code
   delays = [event.delay_seconds for event in events if event.kind == 'restarting']
   assert delays == [0.01, 0.02, 0.02]
 
 
 def test_command_that_does_not_exist_is_given_up(make):
-  process = make('learner', '')._replace(command=['/no/such/program'])
-  outcome = supervisor.Supervisor(
-    [process],
-    is_over={'learner'}.issubset,
-    restarts=supervisor.Restarts(max_fast_failures=2, backoff_seconds=0.01),
-  ).run()
-  assert outcome.exit_code == 1
+  outcome, _ = supervise(make('actor', '')._replace(command=['/no/such/program']))
   assert outcome.failed_exit_code == supervisor.CANNOT_START
   assert 'No such file' in outcome.last_lines[-1]
 
 
 def test_groups_stop_one_after_another(make):
-  events = []
-  names = ['replay', 'learner', 'actor-0', 'actor-1']
-  processes = {name: make(name, OBEDIENT) for name in names}
-
-  interrupt_when_ready(*processes.values())
-  outcome = supervisor.Supervisor(
-    list(processes.values()),
-    is_over={'learner'}.issubset,
-    on_event=events.append,
-    stopping=supervisor.Stopping(
-      groups=[(['actor-0', 'actor-1'], 10.0), (['learner'], 10.0), (['replay'], 10.0)]
-    ),
-  ).run()
-  assert outcome.interrupted
-  assert outcome.exit_code == 0
+  processes = [make(name, OBEDIENT) for name in ('replay', 'learner', 'actor-0', 'actor-1')]
+  groups = [(['actor-0', 'actor-1'], 10.0), (['learner'], 10.0), (['replay'], 10.0)]
+  in_background(lambda: list(map(wait_until_ready, processes)))
+  outcome, events = supervise(*processes, groups=groups)
+  assert outcome.interrupted and outcome.failed is None
   ends = [(event.kind, event.name) for event in events if event.kind != 'started']
   assert set(ends[:2]) == {('stopping', 'actor-0'), ('stopping', 'actor-1')}
   assert set(ends[2:4]) == {('exited', 'actor-0'), ('exited', 'actor-1')}
   assert ends[4:] == [
-    ('stopping', 'learner'),
-    ('exited', 'learner'),
-    ('stopping', 'replay'),
-    ('exited', 'replay'),
+    (kind, name) for name in ('learner', 'replay') for kind in ('stopping', 'exited')
   ]
   assert {event.exit_code for event in events if event.kind == 'exited'} == {0}
 
 
 def test_process_that_ignores_sigterm_is_killed_after_its_grace(make):
-  events, ticks = [], []
+  seen, ticks = [], []
   processes = [make('actor', STUBBORN), make('replay', OBEDIENT)]
-  interrupt_when_ready(*processes)
-  outcome = supervisor.Supervisor(
-    processes,
-    is_over={'actor'}.issubset,
-    on_event=events.append,
-    on_tick=lambda: ticks.append(events[-1].kind),
-    stopping=supervisor.Stopping(groups=[(['actor'], 0.8), (['replay'], 30.0)]),
-  ).run()
-  assert outcome.exit_code == 0 and 'stopping' in ticks
+  in_background(lambda: list(map(wait_until_ready, processes)))
+  outcome, events = supervise(
+    *processes,
+    on_event=lambda event: seen.append(event.kind),
+    on_tick=lambda: ticks.append(seen[-1]),
+    groups=[(['actor'], 0.8), (['replay'], 30.0)],
+  )
+  assert outcome.failed is None and 'stopping' in ticks
   assert [(event.kind, event.name, event.exit_code) for event in events[2:]] == [
     ('stopping', 'actor', None),
     ('killed', 'actor', -signal.SIGKILL),
@@ -349,25 +280,18 @@ def test_process_that_ignores_sigterm_is_killed_after_its_grace(make):
 
 
 def test_second_interrupt_kills_at_once(make):
-  events = []
-  process = make('actor', STUBBORN)
-  ended = threading.Event()
+  process, ended = make('actor', STUBBORN), threading.Event()
 
   def interrupt_until_ended():
-    polling.until(lambda: process.log.exists() and 'ready' in process.log.read_text())
+    wait_until_ready(process)
     while not ended.wait(0.2):
       interrupt()
 
-  thread = in_background(interrupt_until_ended)
   previous = signal.signal(signal.SIGINT, lambda *_: None)  # one may come after the run
+  thread = in_background(interrupt_until_ended)
   try:
     # A grace beyond the test's own timeout: only the second interrupt ends this.
-    outcome = supervisor.Supervisor(
-      [process],
-      is_over={'actor'}.issubset,
-      on_event=events.append,
-      stopping=supervisor.Stopping(groups=[(['actor'], 1e4)]),
-    ).run()
+    outcome, events = supervise(process, groups=[(['actor'], 1e4)])
   finally:
     ended.set()
     thread.join()
@@ -378,18 +302,12 @@ def test_second_interrupt_kills_at_once(make):
 
 def test_signal_that_arrives_twice_counts_once(make):
   """`timeout` does this: it signals its child and then its group."""
-  events = []
-
-  def on_event(event):
-    events.append(event.kind)
-    if event.kind == 'stopping':
-      interrupt()
-
   process = make('actor', OBEDIENT)
-
-  interrupt_when_ready(process)
-  supervisor.Supervisor([process], is_over={'actor'}.issubset, on_event=on_event).run()
-  assert events == ['started', 'stopping', 'exited']
+  in_background(lambda: wait_until_ready(process))
+  _, events = supervise(
+    process, on_event=lambda event: interrupt() if event.kind == 'stopping' else None
+  )
+  assert [event.kind for event in events] == ['started', 'stopping', 'exited']
 
 
 def test_killed_supervisor_leaves_no_process(make, tmp_path):
@@ -401,10 +319,8 @@ def test_killed_supervisor_leaves_no_process(make, tmp_path):
       supervisor.Process(name, command, {{}}, pathlib.Path(log))
       for name, command, log in {[(p.name, p.command, str(p.log)) for p in (parent, stubborn)]}
     ]
-    supervisor.Supervisor(
-      processes,
-      on_event=lambda event: print(event.kind, event.pid, flush=True),
-    ).run()
+    on_event = lambda event: print(event.kind, event.pid, flush=True)
+    supervisor.Supervisor(processes, on_event=on_event).run()
   """
   output = tmp_path / 'supervisor.txt'
   with open(output, 'w') as file:
@@ -415,7 +331,7 @@ def test_killed_supervisor_leaves_no_process(make, tmp_path):
     )
   try:
     grandchildren = polling.until(lambda: words_after(parent.log, 'grandchild'))
-    polling.until(lambda: stubborn.log.exists() and 'ready' in stubborn.log.read_text())
+    wait_until_ready(stubborn)
     children = polling.until(lambda: len(pids := words_after(output, 'started')) == 2 and pids)
     helpers = [child.pid for child in psutil.Process(running.pid).children(recursive=True)]
     pids = {int(pid) for pid in [*grandchildren, *children]} | set(helpers)
@@ -435,7 +351,7 @@ def test_failing_callback_leaves_no_process(make):
     raise RuntimeError('a broken callback')
 
   with pytest.raises(RuntimeError, match='a broken callback'):
-    supervisor.Supervisor([make('actor', STUBBORN)], on_event=on_event).run()
+    supervise(make('actor', STUBBORN), on_event=on_event)
   assert all(is_gone(pid) for pid in pids)
   assert signal.getsignal(signal.SIGINT) is handler
 
@@ -444,7 +360,5 @@ def test_closed_terminal_does_not_end_a_run(make):
   def on_event(event):
     raise OSError('the terminal is gone')
 
-  outcome = supervisor.Supervisor(
-    [make('learner', '')], is_over={'learner'}.issubset, on_event=on_event
-  ).run()
-  assert outcome.exit_code == 0
+  outcome, _ = supervise(make('actor', ''), on_event=on_event)
+  assert outcome == supervisor.Outcome()

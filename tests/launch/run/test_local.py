@@ -254,7 +254,7 @@ def test_node_that_fails_again_and_again_shows_only_errors_of_own_code(run, caps
   log.write_text(
     f'Traceback\n{user_errors.PREFIX if is_own else ""}lamp 7 (KeyError at own.py:3)\n'
   )
-  outcome = supervisor.Outcome(1, 0, 'actor-0', 1, ['Traceback', 'lamp 7'], {})
+  outcome = supervisor.Outcome(0, 'actor-0', 1, ['Traceback', 'lamp 7'])
   launch = composition.Launch(config=made, folder=folder)
   watcher = local._Watcher(launch, None, ['actor-0'], [])
   assert watcher.report(outcome) == 1
