@@ -49,7 +49,7 @@ def read(
     whole: whether to read all their metrics, and to leave out runs without any.
 
   Returns:
-    The groups in the order of their first runs, those of one environment adjacent; and a line for each
+    The groups in the order of their first runs, groups of one environment adjacent; and a line for each
     folder that is left out, with the reason.
 
   Raises:
