@@ -179,11 +179,6 @@ class History:
   def _files(self) -> list[File]:
     return [self._events, *self._nodes.values()]
 
-  @property
-  def environment(self) -> str:
-    """Name of the environment."""
-    return self.config.environment['name']
-
   @functools.cached_property
   def config_values(self) -> dict[str, Any]:
     """Values of the config by their paths."""

@@ -11,9 +11,8 @@ HEADINGS = ('environment', 'observation', 'actions', 'mask', 'longest episode')
 
 def show(report: dict[str, Any]) -> None:
   """Prints a report of `catalogue.look_up` as tables."""
-  view = rich.table.Table()
-  for heading in HEADINGS:
-    view.add_column(heading, justify='right' if heading == HEADINGS[-1] else 'left')
+  view = rich.table.Table(*HEADINGS[:-1])
+  view.add_column(HEADINGS[-1], justify='right')
   for name, each in report['worlds'].items():
     if 'refused' not in each:
       observation = '\n'.join(f'{key} {spec}'.strip() for key, spec in each['observation'].items())
@@ -29,19 +28,13 @@ def show(report: dict[str, Any]) -> None:
         print(f'  {option:<24} {default}')
       print(f'hephaestus train --env {name}')
   if 'families' in report:
-    _show_families(report['families'])
-
-
-def _show_families(families: dict[str, Any]) -> None:
-  view = rich.table.Table()
-  for heading in ('family', 'installed', 'environments'):
-    view.add_column(heading)
-  for name, family in families.items():
-    names = ', '.join(family['worlds'] or ['(uv sync --inexact --extra envs)'])
-    view.add_row(name, 'yes' if family['installed'] else 'no', names)
-  console.make().print(view)
-  print(
-    'An environment of a family is FAMILY/NAME, such as gymnax/CartPole-v1. For details:\n'
-    '  hephaestus environments FAMILY\n'
-    '  hephaestus environments FAMILY/NAME'
-  )
+    view = rich.table.Table('family', 'installed', 'environments')
+    for name, family in report['families'].items():
+      names = ', '.join(family['worlds'] or ['(uv sync --inexact --extra envs)'])
+      view.add_row(name, 'yes' if family['installed'] else 'no', names)
+    console.make().print(view)
+    print(
+      'An environment of a family is FAMILY/NAME, such as gymnax/CartPole-v1. For details:\n'
+      '  hephaestus environments FAMILY\n'
+      '  hephaestus environments FAMILY/NAME'
+    )

@@ -69,11 +69,9 @@ class Inspection:
     """Parses the target, see `find`, without calling the server yet.
 
     Args:
-      target: a run's folder, or HOST:PORT of a replay server; numbers that come from the metrics of
-        a run are then None.
+      target: a run's folder, or HOST:PORT of a replay server; numbers that come from metrics are then None.
       timeout_seconds: longest wait for an answer of the server.
-      read_seconds: longest time to read the actors' metrics in one report; the next report
-        continues from there.
+      read_seconds: longest time to read the actors' metrics in one report; the next report continues.
     """
     self.address = ''
     self._target = target

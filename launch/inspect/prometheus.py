@@ -16,9 +16,6 @@ def make_exporter(target: str, port: int) -> http.server.HTTPServer:
   Args:
     target: see `live.find`.
     port: port to listen at on the loopback interface; 0 for a free one. ValueError if it is in use.
-
-  Returns:
-    A server that listens already; `serve_forever` answers the requests.
   """
   inspection = live.Inspection(target)
 

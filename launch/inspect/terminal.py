@@ -97,7 +97,7 @@ def show(report: report_lib.Report, console: rich.console.Console | None = None)
 
 
 def _parts(report: report_lib.Report, width: int, *between: Any) -> list[Any]:
-  """What is printed of a report; `between` comes before the distributions."""
+  """The parts of a printed report; `between` comes before the distributions."""
   parts: list[Any] = [_table(report, width)] if report.tables else []
   parts += [_grid(numbers(report)), *between]
   known = distribution_table(report.strata)

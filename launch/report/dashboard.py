@@ -198,13 +198,10 @@ def files() -> list[pathlib.Path]:
 
 
 def serve(folders: Sequence[pathlib.Path], port: int) -> None:
-  """Serves the page until Ctrl-C at a port of 127.0.0.1, 0 for a free one, and prints its address.
+  """Serves the page until Ctrl-C at a port of 127.0.0.1, see `server.serve`.
 
-  Folders that are not of runs are named on stderr and left out.
-
-  Raises:
-    ValueError: none of the folders is a run's, a package of the extra `dashboard` is not
-      installed, or the port cannot be used.
+  Folders that are not of runs are named on stderr and left out; ValueError if none is a run's, or a package of
+  the extra `dashboard` is not installed.
   """
   server.check_packages('dashboard', *server.PACKAGES, 'uplot')
   dashboard = Dashboard(folders)

@@ -49,7 +49,7 @@ def read(
     whole: whether to read all their metrics, and to leave out runs without any.
 
   Returns:
-    The groups in the order of their first runs, those of one environment adjacent; and a line for each
+    The groups in the order of their first runs, groups of one environment adjacent; and a line for each
     folder that is left out, with the reason.
 
   Raises:
@@ -77,10 +77,10 @@ def read(
 
 def _grouped(runs: Sequence[history.History], labels: Sequence[str | None]) -> list[Group]:
   found: list[Group] = []
-  for environment in dict.fromkeys(run.environment for run in runs):
+  for environment in dict.fromkeys(run.config.environment['name'] for run in runs):
     members: dict[Any, list[history.History]] = collections.defaultdict(list)
     for label, run in zip(labels, runs, strict=True):
-      if run.environment == environment:
+      if run.config.environment['name'] == environment:
         key = label or (run.config.agent_name, json.dumps(_values(run), sort_keys=True))
         members[key].append(run)
     unlabelled = [key for key in members if not isinstance(key, str)]

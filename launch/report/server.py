@@ -109,14 +109,7 @@ def check_packages(extra: str, *names: str) -> None:
 
 
 def listen(port: int) -> socket.socket:
-  """Opens a socket that listens on the loopback interface.
-
-  Args:
-    port: port to listen at; 0 for a free one.
-
-  Raises:
-    ValueError: the port is in use, or is not valid.
-  """
+  """Opens a socket that listens on the loopback interface at a port, 0 for a free one; ValueError if it cannot."""
   listening = socket.socket()
   listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
   try:
@@ -147,15 +140,12 @@ def make_server(app: App) -> Any:
 
 
 def serve(make_app: Callable[[str], App], port: int, *, open_browser: bool = False) -> None:
-  """Serves an app until Ctrl-C, and prints its address.
+  """Serves an app until Ctrl-C, and prints its address; ValueError if the port cannot be used.
 
   Args:
     make_app: function from a new token to the app that it guards.
     port: port of 127.0.0.1; 0 for a free one.
     open_browser: whether to open the address in the user's browser, where there is a display.
-
-  Raises:
-    ValueError: the port cannot be used.
   """
   with contextlib.closing(listen(port)) as listening:
     token = secrets.token_urlsafe(16)

@@ -99,14 +99,18 @@ def test_report_names_bottleneck_of_last_minute(nodes, made):
   assert report.seconds is not None and report.address == nodes.address
 
 
-def test_report_names_actors_as_bottleneck_of_starved_learner(nodes):
-  nodes.write('learner', (0, {'learner_step': 500, 'starved_fraction': 0.96}))
-  words = report_on(nodes).bottleneck
-  assert words == 'learner starved 96 % of the last minute: the actors are the bottleneck'
-  nodes.write('learner', (0, {'learner_step': 500, 'starved_fraction': 0.001}))
-  for actor in (0, 1):
-    nodes.write(f'actor-{actor}', (0, {'parameter_version': 1, 'throttled_fraction': 0.0}))
-  assert report_on(nodes).bottleneck == 'neither actors nor the learner wait'
+@pytest.mark.parametrize(
+  ('starved', 'throttled', 'words'),
+  [
+    (0.96, 0.9, 'the actors are the bottleneck'),
+    (0.001, 0.0, 'neither actors nor the learner wait'),
+  ],
+)
+def test_report_names_actors_as_bottleneck_of_starved_learner(nodes, starved, throttled, words):
+  nodes.write('learner', (0, {'learner_step': 500, 'starved_fraction': starved}))
+  for actor in ('actor-0', 'actor-1'):
+    nodes.write(actor, (0, {'parameter_version': 1, 'throttled_fraction': throttled}))
+  assert live.Inspection(str(nodes.folder)).report().bottleneck.endswith(words)
 
 
 def test_json_report_has_its_public_keys(nodes, capsys):
@@ -202,9 +206,7 @@ def test_report_has_units_and_fits_terminal(held, width):
   terminal.show(report, console)
   console.print(terminal.frame(str(held.folder), [report], 2.0, width))
   shown = screen.getvalue()
-  assert '50,000' in shown and '600.0 kB' in shown and 'inserts/s' in shown
-  assert 'limiter            episodic: blocks neither inserts nor sampling' in shown
-  assert shown.count('age, steps') == 4 and shown.count('episode return') == 4
+  assert '50,000' in shown and '600.0 kB' in shown and shown.count('age, steps') == 4
   assert '…' not in shown and max(map(len, shown.splitlines())) <= width
   assert ('sampled ' in shown.splitlines()[0]) == (width == 160)
 
@@ -252,35 +254,25 @@ def stopped(tmp_path, made):
   row['intrinsic/vital_food'] = 0.5
   line = json.dumps({'time': time.time(), **row}) + '\n'
   (folder / 'metrics' / 'learner.jsonl').write_text(16 * line)
-  return folder, made
+  return folder
 
 
 def test_stopped_run_shows_its_newest_checkpoint_and_metrics(stopped, capsys):
-  folder, made = stopped
+  folder = stopped
   assert inspect(folder, '--json') == 0
   report = json.loads(capsys.readouterr().out)
   assert not report['running'] and abs(report['saved'] - time.time()) < 60
   sizes = {name: (row['size'], row['inserted']) for name, row in report['tables'].items()}
   assert sizes == {'frontier': (6, 8), 'episodic': (8, 8), 'params': (0, 0)}
   assert (report['environment_step'], report['lost_steps']) == (900, 652)
-  assert report['replay_ratio'] == {'configured': made.replay.replay_ratio, 'achieved': 0.0, 'recent': None}  # fmt: skip
-  assert report['bottleneck'] is None
   (warning,) = report['warnings']
   assert warning.startswith('vital food stays at 0.5: nothing changes it')
   assert inspect(folder) == 0
-  shown = capsys.readouterr().out
-  assert 'the run is not running; shown is its checkpoint of' in ' '.join(shown.split())
-  assert '900, 652 of them lost by replay' in shown
-  assert warning in ' '.join(shown.split())
+  shown = ' '.join(capsys.readouterr().out.split())
+  for words in ('the run is not running', '900, 652 of them lost by replay', warning):
+    assert words in shown
   stopped_report = live.Inspection(str(folder), timeout_seconds=1.0).report()
   assert prometheus.exposition(stopped_report) == 'hephaestus_up 0\n'
-
-
-def test_watch_names_bad_input(tmp_path, capsys):
-  assert inspect(tmp_path, '--watch', 0) == 2
-  assert '--watch 0: must be positive seconds' in capsys.readouterr().err
-  assert inspect(tmp_path / 'gone', '--watch') == 2
-  assert 'is neither the folder of a run nor HOST:PORT' in capsys.readouterr().err
 
 
 def interrupted_after(monkeypatch, count, between=lambda index: None):
@@ -369,13 +361,12 @@ def test_ctrl_c_ends_watch_during_a_call(monkeypatch, capsys):
 
 @pytest.fixture
 def exporter(nodes):
-  made = prometheus.make_exporter(str(nodes.folder), 0)
-  thread = threading.Thread(target=made.serve_forever)
-  thread.start()
-  yield made
-  made.shutdown()
-  thread.join()
-  made.server_close()
+  with prometheus.make_exporter(str(nodes.folder), 0) as made:
+    thread = threading.Thread(target=made.serve_forever)
+    thread.start()
+    yield made
+    made.shutdown()
+    thread.join()
 
 
 def fetch(exporter, path='/metrics', host='localhost'):
@@ -404,7 +395,11 @@ def test_exporter_serves_only_loopback(exporter, nodes, capsys):
   assert fetch(exporter, path='/')[0] == 404
   assert inspect(nodes.folder, '--prometheus', exporter.server_port) == 2
   assert 'cannot be used (Address already in use)' in capsys.readouterr().err
-  assert inspect(nodes.folder, '--prometheus', 70000) == 2
-  assert '--prometheus 70000: cannot be used' in capsys.readouterr().err
-  assert inspect(nodes.folder, '--prometheus', 0, '--json') == 2
-  assert '--prometheus: cannot be combined with other options' in capsys.readouterr().err
+  for arguments, key in (
+    (['--prometheus', 70000], '--prometheus 70000: '), (['--prometheus', 0, '--json'], '--prometheus: '),
+    (['--watch', 0], '--watch 0: '),
+  ):  # fmt: skip
+    assert inspect(nodes.folder, *arguments) == 2
+    assert key in capsys.readouterr().err
+  assert inspect(nodes.folder / 'gone', '--watch') == 2
+  assert 'is neither the folder of a run nor HOST:PORT' in capsys.readouterr().err
