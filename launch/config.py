@@ -5,7 +5,7 @@ import difflib
 import functools
 import math
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from hephaestus.replay import parameters, tables
 
 AGENT, PRESET, WANDB = 'agent_name', 'preset', 'wandb'
 LARGEST = 2**63 - 1  # absolute value of a whole number
-_plain = OmegaConf.to_container
+_plain: Callable[..., Any] = OmegaConf.to_container
 _MOST_NESTED = 100  # dictionaries and lists of a file
 
 
@@ -110,9 +110,7 @@ class ExperimentConfig:
       )
     if self.max_minutes is not None and self.max_minutes <= 0:
       raise ValueError(f'max_minutes={self.max_minutes}: must be positive, or null for no limit')
-    if 'name' not in self.environment:
-      raise ValueError('environment.name: is missing; give the name of an environment')
-    name = self.environment['name']
+    name = self.environment.get('name')
     if not isinstance(name, str) or not name:
       raise ValueError(
         f'environment.name={name}: must be the name of an environment, such as catch'
@@ -330,7 +328,7 @@ def _from_tree(content: dict[str, Any]) -> ExperimentConfig:
 
 def to_tree(config: ExperimentConfig) -> dict[str, Any]:
   """Converts a config to the content of config.yaml: nested dictionaries and lists of plain types."""
-  content: Any = _plain(OmegaConf.structured(config))
+  content: dict[str, Any] = _plain(OmegaConf.structured(config))
   if config.agent_name == records.DREAMER:
     del content[AGENT]
   return content

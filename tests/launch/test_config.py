@@ -27,14 +27,6 @@ def test_preset_round_trips_through_config_yaml(preset, agent, tmp_path):
   assert config.load(tmp_path / 'config.yaml') == made
 
 
-@pytest.mark.parametrize('agent', records.AGENTS)
-@pytest.mark.parametrize('preset', MACHINES)
-def test_agent_has_the_same_settings_in_every_environment(preset, agent):
-  catch = config.of_preset(agent, preset, 'catch')
-  made = config.of_preset(agent, preset, 'hackmatrix')
-  assert dataclasses.replace(made, environment=catch.environment) == catch
-
-
 @pytest.mark.parametrize('preset', MACHINES)
 def test_plain_agent_differs_only_in_compared_keys(preset):
   ours = config.of_preset('dreamer', preset, 'catch').agent
@@ -121,19 +113,6 @@ def test_override_sets_values_by_path(laptop):
 def test_override_names_invalid_key_or_value(agent, assignment, words):
   with pytest.raises(ValueError, match=words or re.escape(assignment.partition('=')[0])):
     config.override(config.of_preset(agent, 'laptop', 'catch'), [assignment])
-
-
-@pytest.mark.parametrize(
-  ('assignment', 'words'),
-  [
-    ('environment.name=cach', "environment.name='cach': no such environment; did you mean catch"),
-    ('environment.size=3', 'environment.size'),
-    ('environment.rows=0', 'environment.rows=0'),
-  ],
-)
-def test_invalid_environment_option_is_named(laptop, assignment, words):
-  with pytest.raises(ValueError, match=words):
-    config.override(laptop, [assignment]).make_environment()
 
 
 def test_conflicts_ignore_keys_without_state(laptop):

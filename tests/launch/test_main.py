@@ -183,26 +183,6 @@ def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch
   assert not list(tmp_path.iterdir())  # nothing was written into them
 
 
-def test_environment_with_infinite_reward_is_refused_before_training(
-  folder, capsys, tmp_path, monkeypatch
-):
-  (tmp_path / 'unlearnable.py').write_text(
-    'from hephaestus.actors.environments import catch\n'
-    'class Environment(catch.Catch):\n'
-    '  def step(self, key, state, action):\n'
-    '    state, timestep = super().step(key, state, action)\n'
-    '    return state, timestep._replace(reward=timestep.reward / 0.0)\n'
-  )
-  monkeypatch.syspath_prepend(tmp_path)
-  assert run('train', '--run', folder, '--env', 'unlearnable:Environment') == 2
-  message = capsys.readouterr().err
-  assert (
-    "environment.name='unlearnable:Environment': timestep.reward: is not always finite" in message
-  )
-  assert message.count('\n') == 1
-  assert not folder.exists()
-
-
 OWN = """
 from hephaestus.actors.environments import catch, environment
 
