@@ -107,7 +107,7 @@ class Sampled(loop.Source):
       lambda params: jax.tree.map(lambda x: jnp.copy(x[0]), trained.acting_params(params))
     )
     self._batch: Tree = None
-    self._last: loop.Metrics | None = None  # of the update in flight
+    self._last: Any = None  # metrics of the update in flight
     self._starved = 0.0
     self._published = time.monotonic()
     self._background: _Background | None = None

@@ -202,7 +202,7 @@ class Abstract(environment.Environment):
 @pytest.mark.parametrize(
   ('name', 'words'),
   [
-    ('Broken', 'the deck is empty (KeyError at FILE:6, in step)'),
+    ('Broken', "'the deck is empty' (KeyError at FILE:6, in step)"),
     ('Wrong', "'Wrong' object has no attribute 'deck' (AttributeError at FILE:10, in step)"),
     ('Abstract', "environment.name='own_Abstract:Abstract': the class lacks max_steps: attributes"),
     ('Syntax', '(SyntaxError at FILE:'),
