@@ -5,7 +5,7 @@ import difflib
 import functools
 import math
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -19,19 +19,17 @@ from hephaestus.actors.environments import names
 from hephaestus.launch import comments, records
 from hephaestus.replay import parameters, tables
 
+AGENT, PRESET, WANDB = 'agent_name', 'preset', 'wandb'
 LARGEST = 2**63 - 1  # absolute value of a whole number
+_plain: Callable[..., Any] = OmegaConf.to_container
 _MOST_NESTED = 100  # dictionaries and lists of a file
 
 
 def of_preset(agent: str, preset: str, environment: str) -> 'ExperimentConfig':
-  """Makes the config of a preset.
+  """Makes the config of a preset, by names as given to `--agent`, `--preset` and `--env`.
 
-  Args:
-    agent, preset, environment: names, as given to `--agent`, `--preset` and `--env`.
-
-  Raises:
-    ValueError: there is no such agent, it has no such preset, or the preset is of another agent.
-    ImportError: an import within the agent's module fails.
+  ValueError if there is no such agent, it has no such preset, or the preset is of another agent;
+  ImportError if an import within the agent's module fails.
   """
   record = records.find_record(agent)
   if preset not in record.presets:
@@ -46,36 +44,18 @@ def of_preset(agent: str, preset: str, environment: str) -> 'ExperimentConfig':
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WandbConfig:
-  """Settings of reports to Weights & Biases (W&B); each node that logs metrics has a W&B run.
+  """Settings of reports to Weights & Biases (W&B); each node that logs metrics has a W&B run."""
 
-  Raises:
-    ValueError: a name or tag is empty; the message names the field.
-
-  Attributes:
-    enabled: whether to report (--set wandb=true); needs the extra `wandb`.
-    project: name of the W&B project.
-    entity: user or team that owns the project; null for the default of the account.
-    name: prefix of the name of each W&B run, before the node's name; null for no prefix.
-    group: W&B group of the runs of all nodes; null for the name of the run's folder.
-    tags: labels of each W&B run, to filter by.
-    artifacts: whether to upload each checkpoint and video, too.
-  """
-
-  enabled: bool = False
-  project: str = 'hephaestus'
-  entity: str | None = None
-  name: str | None = None
-  group: str | None = None
-  tags: tuple[str, ...] = ()
-  artifacts: bool = False
+  enabled: bool = False  # whether to report (--set wandb=true); needs the extra `wandb`
+  project: str = 'hephaestus'  # name of the W&B project
+  entity: str | None = None  # user or team that owns the project; null for the account's default
+  name: str | None = None  # prefix of each W&B run's name, before the node's; null for none
+  group: str | None = None  # W&B group of all nodes' runs; null for the name of the run's folder
+  tags: tuple[str, ...] = ()  # labels of each W&B run, to filter by
+  artifacts: bool = False  # whether to upload each checkpoint and video, too
 
   def __post_init__(self):
     object.__setattr__(self, 'tags', tuple(self.tags))
-    for field in ('project', 'entity', 'name', 'group'):
-      if getattr(self, field) == '':
-        raise ValueError(f'wandb.{field}=: must not be empty')
-    if '' in self.tags:
-      raise ValueError(f'wandb.tags={list(self.tags)}: no tag may be empty')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,9 +110,7 @@ class ExperimentConfig:
       )
     if self.max_minutes is not None and self.max_minutes <= 0:
       raise ValueError(f'max_minutes={self.max_minutes}: must be positive, or null for no limit')
-    if 'name' not in self.environment:
-      raise ValueError('environment.name: is missing; give the name of an environment')
-    name = self.environment['name']
+    name = self.environment.get('name')
     if not isinstance(name, str) or not name:
       raise ValueError(
         f'environment.name={name}: must be the name of an environment, such as catch'
@@ -159,8 +137,6 @@ class ExperimentConfig:
     record.check(self)
 
   def _check_queue(self):
-    from hephaestus.learner.sources import stale_filter  # which imports JAX
-
     stratum, batch_size = self.replay.limiting_stratum, self.batch_size
     count = self.learner.num_processes
     if batch_size % count:
@@ -169,7 +145,7 @@ class ExperimentConfig:
         f'learner.num_processes={count}: the {batch_size} sequences of an update (actor.num_envs times '
         f'actor.num_actors) do not divide over so many; use {near}, or other numbers of those'
       )
-    ahead = count * stale_filter.sequences_in_flight(self.replay.max_in_flight, batch_size // count)
+    ahead = count * self.learner.in_flight(self.replay.max_in_flight, batch_size)
     # The greatest age of a sequence is 1 + (max_size + ahead) // batch_size updates.
     most = batch_size * self.learner.max_staleness - ahead - 1
     if stratum.max_size > most:
@@ -207,13 +183,10 @@ class ExperimentConfig:
     return self.actor.sequence_length - 1
 
   def make_environment(self):
-    """Makes the run's environment.
+    """Makes the run's environment; ValueError if its name, an option or a value is unknown.
 
     One that is stepped on the host is asked for its specs by the first call only, since an instance of
     it may be a program that starts slowly; the answers travel to the nodes with this config.
-
-    Raises:
-      ValueError: the name or an option is unknown, or a value is impossible.
     """
     from hephaestus.actors.environments import host  # which imports JAX
 
@@ -221,8 +194,7 @@ class ExperimentConfig:
     if known is not None:
       return known
     options = dict(self.environment)
-    name = options.pop('name')
-    environment = environments.make(name, **options)
+    environment = environments.make(options.pop('name'), **options)
     if isinstance(environment, host.HostEnvironment):
       object.__setattr__(self, '_on_host', environment)
     return environment
@@ -314,13 +286,6 @@ def _strata(values: Sequence[Any]) -> tuple[tables.Stratum, ...]:
     raise ValueError(f'replay.strata={values}: {remedy} ({error})') from None
 
 
-def _plain(tree: Any) -> Any:
-  return OmegaConf.to_container(tree)
-
-
-AGENT, PRESET, WANDB = 'agent_name', 'preset', 'wandb'
-
-
 def _explain(config: ExperimentConfig, key: str, value: str, error: Exception) -> str:
   first_line = str(error).split('\n')[0]
   if isinstance(error, omegaconf_errors.ConfigKeyError):
@@ -363,7 +328,7 @@ def _from_tree(content: dict[str, Any]) -> ExperimentConfig:
 
 def to_tree(config: ExperimentConfig) -> dict[str, Any]:
   """Converts a config to the content of config.yaml: nested dictionaries and lists of plain types."""
-  content = _plain(OmegaConf.structured(config))
+  content: dict[str, Any] = _plain(OmegaConf.structured(config))
   if config.agent_name == records.DREAMER:
     del content[AGENT]
   return content
@@ -384,8 +349,7 @@ def save(config: ExperimentConfig, path: pathlib.Path) -> None:
 def load(path: pathlib.Path) -> ExperimentConfig:
   """Reads a config.yaml; imports an agent of its own only if trusted, see `records.trusting`.
 
-  Raises:
-    ValueError: it is missing, no config of this version, or not trusted.
+  ValueError if it is missing, no config of this version, or not trusted.
   """
   return from_yaml(path, str(path))
 
@@ -408,8 +372,7 @@ def from_yaml(text: str | pathlib.Path, name: str) -> ExperimentConfig:
 def parse_yaml(text: str) -> Any:
   """Parses YAML that may be of somebody else to nested dictionaries and lists of plain types.
 
-  Raises:
-    ValueError: it is nested so deeply that the parser would exceed its stack and end the process.
+  ValueError if it is nested so deeply that the parser would exceed its stack and end the process.
   """
   depth = 0
   for event in yaml.parse(text, Loader=yaml.SafeLoader):  # one after the other, without recursion
@@ -455,12 +418,7 @@ def conflicts(old: ExperimentConfig, new: ExperimentConfig) -> list[str]:
 
 
 class ConfigFile(NamedTuple):
-  """Content of a file of `--config`, which need not have all keys.
-
-  Attributes:
-    preset, agent, env: names, as given to `--preset`, `--agent` and `--env`; None if not given.
-    values: all other values by their path, such as 'agent.gamma'.
-  """
+  """Content of a file of `--config`: names as of --preset, --agent and --env, and all other values by path."""
 
   preset: str | None = None
   agent: str | None = None

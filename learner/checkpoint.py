@@ -52,11 +52,8 @@ def _to_arrays(state: Tree) -> dict[str, np.ndarray]:
 def best(steps: Sequence[int], scores: Sequence[tuple[int, float]]) -> int | None:
   """Learner step of the checkpoint nearest to the evaluation with the highest score; of equal ones, the later.
 
-  A run may go on while it is evaluated, so the two need not be of the same step. None without a checkpoint or score.
-
-  Args:
-    steps: learner steps of the checkpoints.
-    scores: learner step and score of each evaluation.
+  A run may go on while it is evaluated, so the two need not be of the same step. None without a
+  checkpoint or score; `scores` are learner step and score of each evaluation.
   """
   if not steps or not scores:
     return None
@@ -65,14 +62,9 @@ def best(steps: Sequence[int], scores: Sequence[tuple[int, float]]) -> int | Non
 
 
 def transplanted(arrays_of: Tree, like: Tree) -> Tree:
-  """Puts the arrays of one tree, matched by their paths, into the structure of another; types PRNG keys again.
+  """Puts the arrays of one tree, matched by their paths, into the structure of `like`; types PRNG keys again.
 
-  Args:
-    arrays_of: tree of host arrays.
-    like: tree with the wanted structure, of arrays or of their shapes and dtypes.
-
-  Raises:
-    ValueError: an array is missing, has another shape, or is left over; the message names it.
+  ValueError, which names the array, if one is missing, has another shape, or is left over.
   """
   arrays = _to_arrays(arrays_of)
   for name, (needed, found) in _misfits(arrays, like).items():
@@ -98,10 +90,6 @@ def _misfits(
     if shape != found:
       misfits[name] = (shape, found)
   return misfits
-
-
-def _is_for_want_of_room(error: OSError) -> bool:
-  return any(error.errno == number or os.strerror(number) in str(error) for number in NO_ROOM)
 
 
 def _rebuild(arrays: dict[str, np.ndarray], like: Tree) -> Tree:
@@ -164,10 +152,9 @@ class Checkpointer:
     keep: int = WHOLE,
     scores: Callable[[], Sequence[tuple[int, float]]] = lambda: (),
   ):
-    """Opens `directory`, and makes it unless `read_only`.
+    """Opens `directory`, the folder of the checkpoints, and makes it unless `read_only`.
 
     Args:
-      directory: folder of the checkpoints.
       read_only: whether to read only, because a run may be writing to the folder.
       keep: number of newest checkpoints that stay, in addition to the best one.
       scores: returns learner step and score of each evaluation so far, see `best`.
@@ -184,20 +171,14 @@ class Checkpointer:
   def save(self, step: int, state: Tree) -> None:
     """Begins to save one replica; returns once its arrays are copied, and the save before is complete.
 
-    A save for which the disk has no space leaves nothing behind and is logged by the next call; earlier
-    checkpoints stay.
-
-    Args:
-      step: the learner step; does nothing unless it is later than the newest checkpoint's.
-      state: the train state of one replica.
-
-    Raises:
-      OSError: the save before failed for another reason.
+    Does nothing unless `step`, the learner step, is later than the newest checkpoint's. A save for which the
+    disk has no space leaves nothing behind and is logged by the next call; earlier checkpoints stay. OSError
+    if the save before failed for another reason.
     """
     try:
       self.wait()
     except OSError as error:
-      if not _is_for_want_of_room(error):
+      if not any(error.errno == each or os.strerror(each) in str(error) for each in NO_ROOM):
         raise
       reason = str(error).split('\n')[0][:200]
       logging.warning('A checkpoint was not saved: %s; training continues.', reason)
@@ -343,9 +324,3 @@ def saved_steps(directory: pathlib.Path) -> list[int]:
   """Learner steps of the complete checkpoints in a folder, by their names, the newest last."""
   names = [path.name for path in directory.glob('*')]
   return sorted(int(name) for name in names if re.fullmatch('0|[1-9][0-9]{0,17}', name))
-
-
-def replica(state: Tree) -> Tree:
-  """The first of the D replicas of a state, [D, ...], as host arrays and typed keys [...]."""
-  first = jax.tree.map(lambda x: x[0], state)
-  return jax.tree.map(lambda x: x if _is_key(x) else np.asarray(x), first)

@@ -72,6 +72,13 @@ class OnPolicyConfig(LoopConfig):
   log_period: int = 8  # updates between two reports of metrics, each update of one unroll
   max_staleness: int = 2  # updates by which a policy may be old; older sequences are discarded
 
+  def in_flight(self, most: int, batch_size: int) -> int:
+    """Number of sequences that a process may prefetch: `most`, at most an eighth of its part of a batch.
+
+    They lengthen the queue, and so raise the age of the sequences read.
+    """
+    return max(1, min(most, batch_size // self.num_processes // 8))
+
   @property
   def publish_period(self) -> int:
     """Updates between two publications of acting parameters: 1, as actors need the newest policy."""

@@ -41,12 +41,6 @@ def over_devices(tree: Tree, reduce: Callable[..., Tree] = jax.lax.pmean) -> Tre
   return tree if jax.lax.axis_size(DEVICES) == 1 else reduce(tree, DEVICES)
 
 
-def num_bytes(tree: Tree) -> int:
-  """Bytes of all arrays of a tree, or of `jax.ShapeDtypeStruct`s; typed keys are not counted."""
-  is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
-  return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree) if not is_key(x))
-
-
 def mean_total(x: jax.Array) -> jax.Array:
   """The sum of an array on each device, averaged over DEVICES; []."""
   return over_devices(jnp.sum(x))

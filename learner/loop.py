@@ -25,48 +25,31 @@ POLL_SECONDS = 0.2  # for a batch, before the loop checks whether it should end
 
 
 class Done(NamedTuple):
-  """Result of one call of `Source.update`.
+  """Result of one call of `Source.update`."""
 
-  Attributes:
-    updates: number of updates done.
-    metrics: sums over these updates, [D, ...] and equal on all D devices; perhaps not computed yet.
-    compiled: whether the call compiled the program first; its time is then start-up.
-  """
-
-  updates: int
-  metrics: Metrics
-  compiled: bool = False
+  updates: int  # number of updates done
+  metrics: (
+    Metrics  # sums over these updates, [D, ...] and equal on all devices; perhaps not computed yet
+  )
+  compiled: bool = False  # whether the call compiled the program first; its time is then start-up
 
 
 class Interval(NamedTuple):
-  """Training between two reports.
+  """Training between two reports."""
 
-  Attributes:
-    step: learner step at its end.
-    updates, environment_steps: numbers of updates done and environment steps collected in it.
-    seconds: its duration, without evaluation.
-  """
-
-  step: int
+  step: int  # learner step at its end
   updates: int
   environment_steps: int
-  seconds: float
+  seconds: float  # without evaluation
 
 
 class Status(NamedTuple):
-  """The state of a run between two updates.
+  """The state of a run between two updates."""
 
-  Attributes:
-    step: number of updates done.
-    environment_step: number of environment steps collected.
-    acting_params: function that copies the acting parameters of one replica, on one device.
-    finished: whether the run is over; False also if it was stopped before.
-  """
-
-  step: int
-  environment_step: int
-  acting_params: Callable[[], Tree]
-  finished: bool
+  step: int  # number of updates done
+  environment_step: int  # number of environment steps collected
+  acting_params: Callable[[], Tree]  # copies the acting parameters of one replica, on one device
+  finished: bool  # whether the run is over; False also if it was stopped before
 
 
 class Update(Protocol):
@@ -118,9 +101,7 @@ class Source(abc.ABC):
   ) -> tuple[Tree, int] | None:
     """Reads the whole state of the newest checkpoint and its learner step; None without a checkpoint.
 
-    Args:
-      checkpointer: the run's checkpoints.
-      key: PRNG key for `init`, which makes the parts that the checkpoint lacks.
+    `key` is for `init`, which makes the parts that the checkpoint lacks.
     """
     del key
     return checkpointer.restore(self.shapes())
@@ -148,10 +129,7 @@ class Source(abc.ABC):
     return self.environment_step >= max_environment_steps
 
   def collect(self, state: Tree) -> Tree:
-    """Adds experience to the state, if the source makes its own and needs more for an update.
-
-    The state is donated.
-    """
+    """Adds experience to the state, which is donated, if the source makes its own and needs more for an update."""
     return state
 
   @abc.abstractmethod
@@ -196,38 +174,23 @@ class Logger(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Budget:
-  """Limits of a run, which is over once either is reached.
-
-  Attributes:
-    max_environment_steps: number of environment steps collected.
-    max_seconds: time since the first update of this process, without evaluation; None for no limit.
-  """
-
-  max_environment_steps: int
-  max_seconds: float | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Hooks:
-  """Callbacks to the process that runs a loop.
+  """Callbacks to the process that runs a loop."""
 
-  Attributes:
-    should_stop: returns whether the process was asked to stop.
-    make_logger: learner step at which training begins or resumes -> logger.
-    between: called with the status before each update, and once when the run has finished; its time
-      counts neither for `Budget.max_seconds` nor for throughput.
-  """
-
-  should_stop: Callable[[], bool]
-  make_logger: Callable[[int], Logger]
+  should_stop: Callable[[], bool]  # whether the process was asked to stop
+  make_logger: Callable[[int], Logger]  # learner step at which training begins or resumes -> logger
+  # Called before each update, and once when the run has finished; its time counts neither for the
+  # loop's `max_seconds` nor for throughput.
   between: Callable[[Status], None] = lambda status: None
 
 
 class Loop:
-  """Trains until the budget is spent, and can stop at any update.
+  """Trains until a limit is reached, and can stop at any update.
 
   Args:
+    max_environment_steps: number of environment steps collected, after which the run is over.
+    max_seconds: time since the first update of this process, without evaluation, after which it is over,
+      too; None for no limit.
     checkpointer: saves and restores the whole state; None where another process does.
     seed: seed of the first state.
     group: the processes that learn as one, each of which reads its part of every batch. Only the first
@@ -246,9 +209,10 @@ class Loop:
     self,
     source: Source,
     config: learner_config.LoopConfig,
-    budget: Budget,
     hooks: Hooks,
     *,
+    max_environment_steps: int,
+    max_seconds: float | None = None,
     checkpointer: checkpoint_lib.Checkpointer | None,
     seed: int,
     group: process_group_lib.Group = process_group_lib.ONE_PROCESS,
@@ -256,7 +220,7 @@ class Loop:
   ):
     self._source = source
     self._config = config
-    self._budget = budget
+    self._max_environment_steps, self._max_seconds = max_environment_steps, max_seconds
     self._hooks = hooks
     self._checkpointer = checkpointer
     self._group = group
@@ -402,10 +366,10 @@ class Loop:
     return self._hooks.should_stop() or (self._group.is_first and self._is_over())
 
   def _is_over(self) -> bool:
-    """Whether the budget is spent."""
-    limit, begun = self._budget.max_seconds, self._first_update
+    """Whether a limit is reached."""
+    limit, begun = self._max_seconds, self._first_update
     late = limit is not None and begun is not None and time.monotonic() - begun > limit
-    return late or self._source.is_over(self.step, self._budget.max_environment_steps)
+    return late or self._source.is_over(self.step, self._max_environment_steps)
 
   def _status(self, finished: bool = False) -> Status:
     state = self.state
@@ -462,10 +426,7 @@ def _totals(pending: Sequence[Done]) -> dict[str, float]:
 
 
 def check_finite(values: Mapping[str, float], step: int, config: learner_config.LoopConfig) -> None:
-  """Raises FloatingPointError if metrics are not finite.
-
-  The message names them, and the learning rates to lower.
-  """
+  """Raises FloatingPointError, which names them and the learning rates to lower, if metrics are not finite."""
   broken = [name for name, value in values.items() if not np.isfinite(value)]
   if broken:
     names = [field.name for field in dataclasses.fields(config)]

@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,20 +35,6 @@ _ENDLESS_MS = 2**31 - 1
 _POLL_SECONDS = 0.2
 
 
-class Place(NamedTuple):
-  """Rank of a process in its learner, and address of the coordinator.
-
-  Attributes:
-    coordinator: HOST:PORT, the only address at which the first process listens.
-    rank: 0 for the first process, the only one that publishes, saves and reports.
-    size: number of processes.
-  """
-
-  coordinator: str
-  rank: int
-  size: int
-
-
 class ProcessGroup:
   """The processes of one learner, seen from this one; make it before any array of JAX.
 
@@ -58,7 +44,9 @@ class ProcessGroup:
   which handles signals.
 
   Args:
-    place: rank of this process, and the coordinator.
+    coordinator: HOST:PORT, the only address at which the first process listens.
+    rank: 0 for the first process, the only one that publishes, saves and reports.
+    size: number of processes.
     should_stop: returns whether this process was asked to stop. If so while it waits for others to
       join or to begin, it exits with code 0.
 
@@ -70,29 +58,25 @@ class ProcessGroup:
     RuntimeError: joining failed, as when not all processes join in time.
   """
 
-  def __init__(self, place: Place, *, should_stop: Callable[[], bool]):
-    self._place, self.size, self.is_first = place, place.size, place.rank == 0
+  def __init__(self, coordinator: str, rank: int, size: int, *, should_stop: Callable[[], bool]):
+    self._rank, self.size, self.is_first = rank, size, rank == 0
     self._should_stop = should_stop
     self._left = False
     self._exit_code = 1
     atexit.register(self._end_at_once)
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
-      wait_for(functools.partial(_join, place), self._end_if_asked)
+      wait_for(lambda: _join(coordinator, rank, size), self._end_if_asked)
     except RuntimeError as error:
       self.note_failure(error)
       raise
     signal.signal(signal.SIGTERM, on_sigterm)  # JAX has put its own in place
     self._client: Any = _global_state().client
     self._rounds = self._sums = 0
-    logging.info('Process %d of %d has joined at %s.', place.rank, place.size, place.coordinator)
+    logging.info('Process %d of %d has joined at %s.', rank, size, coordinator)
 
   def broadcast(self, tree: Tree) -> Tree:
-    """Copies the tree of the first process to all processes, bitwise; all must call it.
-
-    Args:
-      tree: arrays and typed keys; in other processes than the first, their shapes and dtypes.
-    """
+    """Copies a tree of the first process to all processes, bitwise; others give its shapes and dtypes."""
     leaves, treedef = jax.tree.flatten(tree)
     is_key = lambda leaf: jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     data = jax.random.key_data
@@ -130,16 +114,17 @@ class ProcessGroup:
     """
     # A vote belongs to its round: written before the barrier, all processes read it after.
     round_, self._rounds = f'end/{self._rounds}/', self._rounds + 1
+    wish = lambda: self._client.key_value_set(f'wish/{self._rank}', '', allow_overwrite=True)
     if now:
-      self._wish()
-      self._client.key_value_set(f'{round_}{self._place.rank}', '')
+      wish()
+      self._client.key_value_set(f'{round_}{self._rank}', '')
     wished = now
 
     def listen() -> None:
       nonlocal wished
       if wishes() and not wished:  # also tells a watchdog that this node waits
         wished = True
-        self._wish()
+        wish()
 
     self._meet('update', listen)
     return bool(self._client.key_value_dir_get(round_))
@@ -148,7 +133,7 @@ class ProcessGroup:
     """Returns the sum of `count` over all processes, once all have called it; calls `meanwhile` while it waits."""
     # While one still reads its sum, others may have begun the next one, but not the one after it.
     round_, self._sums = f'sum/{self._sums % 2}/', self._sums + 1
-    self._client.key_value_set(f'{round_}{self._place.rank}', str(count), allow_overwrite=True)
+    self._client.key_value_set(f'{round_}{self._rank}', str(count), allow_overwrite=True)
     self.meet(meanwhile)
     return sum(int(value) for _, value in self._client.key_value_dir_get(round_))
 
@@ -164,9 +149,6 @@ class ProcessGroup:
     """Returns when all processes have called it with the same `place`."""
     wait_for(functools.partial(self._client.wait_at_barrier, place, _ENDLESS_MS), meanwhile)
 
-  def _wish(self) -> None:
-    self._client.key_value_set(f'wish/{self._place.rank}', '', allow_overwrite=True)
-
   def note_failure(self, error: Exception) -> None:
     """Notes for the exit code whether the error that ends this process is about another process."""
     if is_of_peers(error):
@@ -175,14 +157,9 @@ class ProcessGroup:
   def leave(self, *, finished: bool, was_asked: Callable[[], bool]) -> None:
     """Leaves the group in order: returns when all processes have saved and called it.
 
-    Args:
-      finished: whether the run is over; the first process decides.
-      was_asked: returns whether this process was asked to stop; called repeatedly while it waits, as
-        a signal may arrive later than at other processes.
-
-    Raises:
-      RuntimeError: another process was asked to stop, so this one should be restarted; or a
-        process ended before.
+    `was_asked` says whether this process was asked to stop; it is called repeatedly, as a signal may arrive
+    later than at other processes. Whether the run is over, `finished`, is the first process's to say.
+    RuntimeError if another process was asked to stop, so this one should be restarted, or ended before.
     """
     if finished and self.is_first:
       self._client.key_value_set('finished/0', '')
@@ -207,35 +184,30 @@ class ProcessGroup:
 
 
 class OneProcess:
-  """The group of a learner of one process, which neither waits for others nor tells them anything.
-
-  Its attributes and methods are those that `ProcessGroup` has, too.
-  """
+  """As `ProcessGroup`, for a learner of one process: it neither waits for others nor tells them anything."""
 
   is_first, size = True, 1
 
   def broadcast(self, tree: Tree) -> Tree:
     return tree
 
-  def sum(self, count: int, meanwhile: Callable[[], object]) -> int:
-    del meanwhile
+  def sum(self, count: int, unused_meanwhile: Callable[[], object]) -> int:
     return count
 
-  def meet(self, meanwhile: Callable[[], object]) -> None:
-    del meanwhile
+  def meet(self, unused_meanwhile: Callable[[], object]) -> None:
+    pass
 
   def is_asked_to_end(self) -> bool:
     return False
 
-  def ends(self, *, now: bool, wishes: Callable[[], bool]) -> bool:
-    del now, wishes
+  def ends(self, **unused: object) -> bool:
     return False
 
-  def note_failure(self, error: Exception) -> None:
-    del error
+  def note_failure(self, unused_error: Exception) -> None:
+    pass
 
-  def leave(self, *, finished: bool, was_asked: Callable[[], bool]) -> None:
-    del finished, was_asked
+  def leave(self, **unused: object) -> None:
+    pass
 
 
 Group = ProcessGroup | OneProcess
@@ -283,17 +255,17 @@ def _global_state() -> Any:
   return distributed.global_state
 
 
-def _join(place: Place) -> None:
+def _join(coordinator: str, rank: int, size: int) -> None:
   from jax._src import xla_bridge
 
   # The public function has no argument for heartbeats.
   _global_state().initialize(
-    place.coordinator,
-    place.size,
-    place.rank,
+    coordinator,
+    size,
+    rank,
     cluster_detection_method='deactivate',
     initialization_timeout=JOIN_SECONDS,
-    coordinator_bind_address=place.coordinator,
+    coordinator_bind_address=coordinator,
     service_heartbeat_interval_seconds=HEARTBEAT_SECONDS,
     service_max_missing_heartbeats=MISSING_HEARTBEATS,
     client_heartbeat_interval_seconds=HEARTBEAT_SECONDS,
@@ -301,7 +273,7 @@ def _join(place: Place) -> None:
   )
   # JAX would take the address of the machine's name, which others may not reach.
   collectives = xla_bridge.xla_client._xla.make_gloo_tcp_collectives(
-    distributed_client=_global_state().client, hostname=_own_address(place.coordinator)
+    distributed_client=_global_state().client, hostname=_own_address(coordinator)
   )
   xla_bridge.register_backend_factory(
     'cpu',

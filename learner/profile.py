@@ -19,12 +19,7 @@ _DONE, _PERFETTO = 'done.json', 'perfetto.json.gz'
 
 
 class Span(NamedTuple):
-  """Updates that are traced.
-
-  Attributes:
-    start: learner step at which the trace begins.
-    stop: learner step at which it ends.
-  """
+  """Learner steps at which a trace begins and ends."""
 
   start: int
   stop: int

@@ -79,11 +79,7 @@ class Plain(Dreamer):
 def settings(
   config: launch_config.ExperimentConfig,
 ) -> tuple[cognition_config.CognitionConfig, learner_config.LearnerConfig]:
-  """Returns the agent's and the learner's config of a run of the dreamer.
-
-  Raises:
-    ValueError: the run has another agent.
-  """
+  """Returns the agent's and the learner's config of a run of the dreamer; ValueError if it has another agent."""
   if not isinstance(config.record, Dreamer):
     raise ValueError(f'agent: this needs the dreamer, but the run has {config.agent_name}')
   return config.agent, config.learner

@@ -18,15 +18,10 @@ PRESETS = {'gpu': 'gpu', 'tpu': 'tpu-v4-8'}
 
 
 class Machine(NamedTuple):
-  """The accelerator of a machine, as its drivers show it.
+  """The accelerator of a machine, as its drivers show it."""
 
-  Attributes:
-    accelerator: 'gpu' for an NVIDIA GPU, or 'tpu'; None if neither is found.
-    is_usable: whether a JAX package that drives an accelerator is installed.
-  """
-
-  accelerator: str | None
-  is_usable: bool
+  accelerator: str | None  # 'gpu' for an NVIDIA GPU, or 'tpu'; None if neither is found
+  is_usable: bool  # whether a JAX package that drives an accelerator is installed
 
   @property
   def preset(self) -> str:
@@ -46,11 +41,7 @@ class Machine(NamedTuple):
 
 
 def find(root: pathlib.Path = pathlib.Path('/')) -> Machine:
-  """Finds the accelerator of this machine by its drivers, and whether JAX's package for it is installed.
-
-  Args:
-    root: root folder of the file system, which contains `dev`.
-  """
+  """Finds the accelerator of this machine by its drivers in `root`/dev, and whether JAX's package is installed."""
   devices = root / 'dev'
   if any(devices.glob('accel[0-9]*')) or _tpu_chips():
     return Machine('tpu', importlib.util.find_spec('libtpu') is not None)
@@ -73,16 +64,9 @@ def _tpu_chips() -> int:
 
 
 def check(config: launch_config.ExperimentConfig, machine: Machine) -> None:
-  """Rejects a run that needs an accelerator where JAX would fall back to the much slower CPU.
+  """Raises ValueError if a run needs an accelerator where JAX would fall back to the much slower CPU.
 
   Checks nothing if the environment variable JAX_PLATFORMS is set.
-
-  Args:
-    config: the run's config; `accelerator` says whether it needs one.
-    machine: the machine on which it is to run.
-
-  Raises:
-    ValueError: the run needs an accelerator, and no JAX package for one is installed.
   """
   is_chosen = 'JAX_PLATFORMS' in os.environ  # the user has chosen JAX's platform
   if not config.accelerator or machine.is_usable or is_chosen:

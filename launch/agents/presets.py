@@ -43,51 +43,47 @@ def laptop(environment: str) -> launch_config.ExperimentConfig:
 
 def gpu(environment: str) -> launch_config.ExperimentConfig:
   """The dreamer on one GPU and its host's CPU cores: the full model, two actors."""
-  return launch_config.ExperimentConfig(
-    environment={'name': environment},
-    agent=cognition_config.CognitionConfig(**vars(dreamer_config.SIZES['full'])),
-    replay=tables.ReplayConfig(
-      strata=(
-        tables.Stratum(name='frontier', max_size=2048, share=0.5),
-        tables.Stratum(name='episodic', max_size=100_000, share=0.5),
-      ),
-      warm_up=256,
-      max_in_flight=64,
-    ),
-    learner=learner_config.LearnerConfig(batch_size=256),
-    actor=actors_config.ActorConfig(num_actors=2, num_envs=64, sequence_length=50),
-    evaluator=actors_config.EvaluatorConfig(),
-    max_environment_steps=10_000_000,
-  )
+  agent = cognition_config.CognitionConfig(**vars(dreamer_config.SIZES['full']))
+  return _at_large(environment, agent, scale=1, num_actors=2, num_steps=10_000_000)
 
 
 def tpu_v4_8(environment: str) -> launch_config.ExperimentConfig:
   """The dreamer on the four chips of a TPU v4-8: the full model, imagination from every step."""
+  return _at_large(
+    environment, cognition_config.CognitionConfig(), scale=2, num_actors=8, num_steps=100_000_000
+  )
+
+
+def _at_large(
+  environment: str,
+  agent: cognition_config.CognitionConfig,
+  *,
+  scale: int,
+  num_actors: int,
+  num_steps: int,
+) -> launch_config.ExperimentConfig:
   return launch_config.ExperimentConfig(
     environment={'name': environment},
-    agent=cognition_config.CognitionConfig(),
+    agent=agent,
     replay=tables.ReplayConfig(
       strata=(
-        tables.Stratum(name='frontier', max_size=4096, share=0.5),
-        tables.Stratum(name='episodic', max_size=200_000, share=0.5),
+        tables.Stratum(name='frontier', max_size=2048 * scale, share=0.5),
+        tables.Stratum(name='episodic', max_size=100_000 * scale, share=0.5),
       ),
-      warm_up=512,
-      max_in_flight=128,
+      warm_up=256 * scale,
+      max_in_flight=64 * scale,
     ),
     learner=learner_config.LearnerConfig(batch_size=256),
-    actor=actors_config.ActorConfig(num_actors=8, num_envs=64, sequence_length=50),
+    actor=actors_config.ActorConfig(num_actors=num_actors, num_envs=64, sequence_length=50),
     evaluator=actors_config.EvaluatorConfig(),
-    max_environment_steps=100_000_000,
+    max_environment_steps=num_steps,
   )
 
 
 def plain(preset: Preset) -> Preset:
-  """Makes a DreamerV3-like preset: one transition model, no intrinsic reward, 15 imagined steps.
+  """Makes a preset of the dreamer DreamerV3-like: one transition model, no intrinsic reward, 15 imagined steps.
 
   This is the baseline for the ensemble, the intrinsic rewards and the adaptive horizon.
-
-  Args:
-    preset: a preset of the dreamer, all other values of which stay.
   """
 
   def make(environment: str) -> launch_config.ExperimentConfig:
@@ -119,12 +115,9 @@ COGNITION: dict[str, dict[str, Any]] = {
 
 
 def _envs_for(gibibytes: float | None, *, usual: int, needed: float) -> int:
-  """Number of parallel environments that fits into memory: `usual`, halved until it fits.
+  """Number of parallel environments that fits into memory: `usual`, which needs so many GiB, halved until it fits.
 
-  Args:
-    gibibytes: available memory; None where unknown, which counts as enough.
-    usual: the number to use where memory suffices; it is halved only while it is above 32.
-    needed: GiB that `usual` copies of the largest environment need.
+  Memory that is unknown, None, counts as enough.
   """
   while gibibytes is not None and gibibytes < needed and usual > 32:
     usual, needed = usual // 2, needed / 2
@@ -134,10 +127,7 @@ def _envs_for(gibibytes: float | None, *, usual: int, needed: float) -> int:
 def on_policy_queue(num_envs: int) -> tables.ReplayConfig:
   """Replay config of PPO: a queue of `num_envs` / 2 sequences, from which each is read once.
 
-  That is half of what one actor writes after an unroll. A fused run has no queue.
-
-  Args:
-    num_envs: parallel environments of an actor.
+  That is half of what one actor with `num_envs` writes after an unroll. A fused run has no queue.
   """
   queue = tables.Stratum(name='on_policy', max_size=num_envs // 2, share=1.0, read_once=True)
   return tables.ReplayConfig(strata=(queue,), replay_ratio=1.0, warm_up=1)
@@ -163,11 +153,7 @@ def ppo_laptop(environment: str) -> launch_config.ExperimentConfig:
 
 
 def ppo_gpu(environment: str) -> launch_config.ExperimentConfig:
-  """PPO on one GPU, with as many environments as its memory permits.
-
-  The update derives minibatches, epochs and learning rate from that number. 2,048 environments of
-  `hackmatrix` need about 5 GiB; others may need more.
-  """
+  """PPO on one GPU, with as many environments as its memory permits: 2,048 of `hackmatrix` need about 5 GiB."""
   return _ppo_at_large(environment, _envs_for(machine.gpu_gibibytes(), usual=2048, needed=12.0))
 
 

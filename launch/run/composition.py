@@ -39,11 +39,9 @@ class Launch:
   def make_logger(
     self, name: str, *, resume: int | None = None, also: Sequence[Any] = ()
   ) -> metrics.Loggers:
-    """Makes the logger of a node's metrics, as the config asks for it.
+    """Makes the logger of a node's metrics; rows after the learner step `resume` are dropped, unless it is None.
 
-    Args:
-      resume: learner step from which the run resumes; later rows are dropped. None keeps all rows.
-      also: further loggers that get each row.
+    Loggers in `also` get each row, too.
     """
     return metrics.make_logger(
       self.folder,
@@ -58,12 +56,7 @@ class Launch:
   def make_scorer(
     self, parts: parts_lib.Parts, should_stop: Callable[[], bool], *, resume: int | None = None
   ) -> evaluator.Scorer:
-    """Makes the evaluation of the run: its episodes, videos and logger.
-
-    Args:
-      should_stop: returns whether the process was asked to stop.
-      resume: see `make_logger`.
-    """
+    """Makes the evaluation of the run: its episodes, videos and logger; `resume` is as of `make_logger`."""
     config, options, agent = self.config, self.config.evaluator, parts.agent
     play = episodes.Play(
       parts.environment, agent, options.num_episodes, greedy=options.greedy, should_stop=should_stop
@@ -92,27 +85,22 @@ class Launch:
   ) -> loop.Loop:
     """Makes the training loop of the run, with its limits and checkpoints.
 
-    Args:
-      group: the processes that learn as one. Only the first saves and is traced.
-
-    Raises:
-      ValueError: the newest checkpoint is of another config.
+    Of the processes that learn as one `group`, only the first saves and is traced. ValueError if the newest
+    checkpoint is of another config.
     """
-    config, profiler = self.config, None
+    config, profiler, saved = self.config, None, None
+    if group.is_first:
+      saved = parts_lib.checkpointer(self.folder, config.learner.keep)
     if self.profile is not None and group.is_first:
       folder = self.profile.folder(self.folder) / parts_lib.LEARNER
       profiler = profile_lib.Profiler(self.profile, folder)
     return loop.Loop(
       source,
       config.learner,
-      loop.Budget(
-        max_environment_steps=config.max_environment_steps,
-        max_seconds=None if config.max_minutes is None else 60 * config.max_minutes,
-      ),
       hooks,
-      checkpointer=parts_lib.checkpointer(self.folder, config.learner.keep)
-      if group.is_first
-      else None,
+      max_environment_steps=config.max_environment_steps,
+      max_seconds=None if config.max_minutes is None else 60 * config.max_minutes,
+      checkpointer=saved,
       seed=config.seed,
       group=group,
       profiler=profiler,

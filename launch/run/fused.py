@@ -31,18 +31,14 @@ def build(
   devices: list[jax.Device],
   should_stop: Callable[[], bool] = lambda: False,
 ) -> unrolled.FusedProgram:
-  """Makes the program of a run for these devices, not yet compiled.
+  """Makes the program of a run for these devices, not yet compiled; of a `HostProgram` if stepped on the host.
 
-  Args:
-    parts: parts of the run; a `stepped.HostProgram` steps its environment if it is not in JAX.
-    should_stop: called after each step of an environment on the host; True ends its unroll.
-
-  Raises:
-    ValueError: environments, minibatches, strata or an unroll do not divide or fit; see `make_replay`.
+  After each step of an environment on the host, `should_stop` may end the unroll. ValueError if
+  environments, minibatches, strata or an unroll do not divide or fit, see `make_replay`.
   """
   environment, agent = parts.environment, parts.agent
   update: Any = config.record.make_update(config, parts.trained, num_devices=len(devices))
-  num_envs, num_steps = config.actor.num_envs, config.steps_per_sequence
+  num_envs = config.actor.num_envs
   replay = None if config.record.on_policy else make_replay(config, len(devices))
   is_on_host = isinstance(environment, host.HostEnvironment)
   unroll = rollout.make_unroll(
@@ -53,10 +49,6 @@ def build(
     explore=True,
     should_stop=should_stop,
   )
-  acting_params = agent.acting_params
-  if not is_on_host:
-    envs = unrolled.Environments(unroll.init, unroll.unroll, num_envs, num_steps, unroll.metrics)
-    return unrolled.FusedProgram(update, acting_params, envs, devices, replay)
 
   def until_stopped(*arguments: Any) -> Any:
     try:
@@ -64,10 +56,15 @@ def build(
     except rollout.StoppedError:
       return None
 
-  on_host = stepped.HostEnvironments(
-    unroll.init, until_stopped, num_envs, num_steps, unroll.shapes, unroll.close, unroll.metrics
+  return (stepped.HostProgram if is_on_host else unrolled.FusedProgram)(
+    update,
+    agent.acting_params,
+    unroll._replace(unroll=until_stopped) if is_on_host else unroll,
+    devices,
+    replay,
+    num_envs=num_envs,
+    num_steps=config.steps_per_sequence,
   )
-  return stepped.HostProgram(update, acting_params, on_host, devices, replay)
 
 
 def make_replay(config: launch_config.ExperimentConfig, num_devices: int) -> buffer.ReplaySizes:
@@ -100,37 +97,21 @@ def make_replay(config: launch_config.ExperimentConfig, num_devices: int) -> buf
 
 
 def check_memory(
-  config: launch_config.ExperimentConfig,
-  permanent: int,
-  needed: int,
-  available: int,
-  num_devices: int,
+  config: launch_config.ExperimentConfig, needed: int, available: int, num_devices: int
 ) -> None:
-  """Raises ValueError, with a remedy, if a compiled program does not fit into the memory of a device.
-
-  Args:
-    permanent: bytes of the state on each device, see `FusedProgram.permanent_bytes`.
-    needed: bytes that the program needs on each device, as it was compiled.
-    available: bytes of memory of each device.
-    num_devices: number of devices that share the batch.
-  """
+  """Raises ValueError if a compiled program needs more bytes on each device than JAX may use there."""
   if needed <= available:
     return
-  key, size, fixed = 'learner.batch_size', config.batch_size, permanent
-  if config.record.on_policy:  # its state has the environments, which shrink with the batch
-    key, size, fixed = 'actor.num_envs', config.actor.num_envs, 0
-  share = max(0.0, available - fixed) / max(1, needed - fixed)
-  fits = num_devices * _power_of_two(int(size / num_devices * share))
-  remedy = f'{fits} would fit' if fits else 'use a smaller replay (replay.strata) or network'
+  key, size = 'learner.batch_size', config.batch_size
+  remedy = 'use fewer, or a smaller replay (replay.strata) or network'
+  if config.record.on_policy:  # all of its memory shrinks with the environments
+    key, size = 'actor.num_envs', config.actor.num_envs
+    each = max(1, size * available // (needed * num_devices))
+    remedy = f'{num_devices * 2 ** (each.bit_length() - 1)} would fit'
   raise ValueError(
     f'{key}={size}: the compiled program needs {_gib(needed)} on each device, of which JAX may use '
     f'{_gib(available)}; {remedy}'
   )
-
-
-def _power_of_two(most: int) -> int:
-  """The largest power of two up to `most`; 0 if that is 0."""
-  return 2 ** (most.bit_length() - 1) if most else 0
 
 
 def _gib(count: int) -> str:
@@ -169,11 +150,7 @@ def train(
   reset_moments: bool = False,
   profile: profile_lib.Span | None = None,
 ) -> int:
-  """Trains until the run is over, interrupted or failed.
-
-  Args:
-    reset_moments: whether the optimizer is reset if the run resumes from a checkpoint.
-    profile: learner updates to trace; None for none.
+  """Trains until the run is over, interrupted or failed; may trace updates, and reset the optimizer at first.
 
   Returns:
     The exit code: 0 when finished or stopped by SIGTERM, 130 by Ctrl-C, 1 when a metric is not finite.
@@ -193,7 +170,8 @@ def train(
     source = (stepped.Stepped if is_on_host else unrolled.Unrolled)(
       program,
       max_environment_steps=config.max_environment_steps,
-      resume=unrolled.Resume(reset_moments, monitor.warn),
+      reset_moments=reset_moments,
+      warn=monitor.warn,
     )
     loop = launch.make_loop(source, monitor.hooks)
     try:
@@ -211,8 +189,9 @@ class _Monitor:
 
   def __init__(self, prepared: Prepared, launch: composition.Launch):
     self._prepared, self._launch = prepared, launch
-    self._progress = progress_lib.Progress(launch.config, launch.folder, starting='compiling')
-    self._progress.tick()
+    self._progress = progress_lib.Progress(
+      launch.config, launch.folder, starting='starting: compiling'
+    )
     self.say = self._progress.say
     self._events = metrics.JsonLines(launch.folder / 'metrics' / 'events.jsonl')
     self._warnings = progress_lib.Warnings(launch.config, launch.folder, self._events, self.say)
@@ -275,7 +254,7 @@ def _compile(prepared: Prepared, say: Callable[[str], None]) -> None:
   needed, available = program.compile(), _available_bytes(devices)
   of_device = ''
   if available is not None:
-    check_memory(config, program.permanent_bytes(), needed, available, len(devices))
+    check_memory(config, needed, available, len(devices))
     of_device = f' of {_gib(available)}'
   if isinstance(program, stepped.HostProgram):
     say(host.SLOW)

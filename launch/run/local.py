@@ -31,20 +31,12 @@ MAX_DRAIN_SECONDS = 60.0  # that replay waits for the connections of other hosts
 
 
 class Share(NamedTuple):
-  """One host's share of a run that has several hosts.
+  """One host's share of a run that has several hosts; `launch_id` and `coordinator` are as of `Launch`."""
 
-  Attributes:
-    nodes: names of the nodes of this host, as in `program.commands`.
-    addresses: HOST:PORT of each shard of replay, as this host reaches it.
-    launch_id: number of this launch, the same on all hosts and another at each launch.
-    on_tick: called about twice a second.
-    coordinator: HOST:PORT of the first process of a learner that has several; None for one process.
-  """
-
-  nodes: Sequence[str]
-  addresses: Sequence[str]
+  nodes: Sequence[str]  # names of the nodes of this host, as in `program.commands`
+  addresses: Sequence[str]  # HOST:PORT of each shard of replay, as this host reaches it
   launch_id: int
-  on_tick: Callable[[], None]
+  on_tick: Callable[[], None]  # called about twice a second
   coordinator: str | None
 
 
@@ -62,7 +54,7 @@ def train(
   Args:
     forks: forks the nodes; None: each node is a new program, which imports everything itself.
     share: nodes of this host, in a run on several; None for all nodes.
-    profile: learner updates to trace; actor 0 is traced at about the same time. None for no trace.
+    exposed, profile: as of `Launch`.
 
   Returns:
     The exit code: 0 when finished or stopped in order by SIGTERM (130 by Ctrl-C, `STOPPED` for a
@@ -80,6 +72,8 @@ def train(
     with _commands(launch, share, addresses) as commands:
       watcher = _Watcher(launch, share, commands, addresses)
       learners, replay = watcher.learners, watcher.replay
+      others = [name for name in commands if name not in (*learners, *replay)]
+      learning = [name for name in commands if name in learners]
       peers = connection.without_proxy([*addresses, *filter(None, [launch.coordinator])])
       external = process_group.PEER_GONE if len(learners) > 1 else frozenset()
       outcome = supervisor.Supervisor(
@@ -94,11 +88,11 @@ def train(
           for name, command in commands.items()
         ],
         is_over=watcher.is_over,
-        restarts=supervisor.Restarts(together=[name for name in commands if name in learners]),
+        restarts=supervisor.Restarts(together=learning),
         # Actors first: nothing is inserted after the last checkpoints, which the learner asks for.
         groups=[
-          ([name for name in commands if name not in (*learners, *replay)], 3.0),
-          ([name for name in commands if name in learners], 60.0),
+          (others, 3.0),
+          (learning, 60.0),
           ([name for name in commands if name in replay], 2.0),
         ],
         on_signal=lambda: watcher.progress.say(folder_lib.STOPPING),
@@ -123,9 +117,8 @@ def _announce(
 ) -> tuple[composition.Launch, Sequence[str]]:
   """Chooses and prints the ports of this host; writes the addresses of replay into the run's folder.
 
-  Returns:
-    The launch with everything that belongs to this host, and HOST:PORT of each shard of replay. ValueError if a
-    port or an address cannot be used.
+  Returns the launch with everything that belongs to this host, and HOST:PORT of each shard of replay;
+  ValueError if a port or an address cannot be used.
   """
   config = launch.config
   shards = parts_lib.replay_names(config.replay.num_shards)
@@ -133,13 +126,17 @@ def _announce(
   here = [shard for shard, name in enumerate(shards) if share is None or name in share.nodes]
   exposed, coordinator, launch_id = launch.exposed, None, time.time_ns()
   if share is None:
-    addresses: Sequence[str] = [f'127.0.0.1:{port}' for port in _free_ports(config)]
+    first, ports = config.replay.port, set[int]()
+    while len(ports) < len(shards):
+      free = portpicker.pick_unused_port() if first is None else check_port(first + len(ports))
+      ports.add(free)
+    addresses: Sequence[str] = [f'127.0.0.1:{port}' for port in sorted(ports)]
     if len(learners) > 1:
       coordinator = f'127.0.0.1:{portpicker.pick_unused_port()}'
   else:
     addresses, coordinator, launch_id = share.addresses, share.coordinator, share.launch_id
     for shard in here:
-      _check_port(_port_of(addresses[shard]))
+      check_port(_port_of(addresses[shard]))
   (launch.folder / folder_lib.ADDRESS).write_text('\n'.join(addresses))
   if here:
     exposed, reach = preflight.reach(exposed)
@@ -150,30 +147,20 @@ def _announce(
     refusal = 'cannot be used on this host ({}); give one of its own addresses, and a free port'
     keys = f'learner.address={address}, learner.port={port}'
     preflight.check_listening(address, int(port), f'{keys}: {refusal}')
-    reach = preflight.coordinator_reach(coordinator)
-    print(f'{learners[0]} listens at {coordinator}: {reach}', flush=True)
+    print(
+      f'{learners[0]} listens at {coordinator}: {preflight.coordinator_reach(address)}', flush=True
+    )
   launch = dataclasses.replace(
     launch, launch_id=launch_id, shards_here=here, exposed=exposed, coordinator=coordinator
   )
   return launch, addresses
 
 
-def _check_port(port: int) -> int:
+def check_port(port: int) -> int:
   """Returns a port at which replay can listen; otherwise ValueError."""
   refusal = f'replay.port={port}: cannot be used ({{}}); give another, or null for a free one'
   preflight.check_listening('::', port, refusal)
   return port
-
-
-def _free_ports(config: launch_config.ExperimentConfig) -> list[int]:
-  """Chooses a port for each shard of replay; ValueError if replay cannot listen at a configured one."""
-  first, count = config.replay.port, config.replay.num_shards
-  if first is not None:
-    return [_check_port(first + shard) for shard in range(count)]
-  ports: set[int] = set()
-  while len(ports) < count:
-    ports.add(portpicker.pick_unused_port())
-  return list(ports)
 
 
 @contextlib.contextmanager
@@ -196,9 +183,7 @@ def _commands(
 class _Watcher:
   """Shows and records the events of the supervisor, and decides when the run is over.
 
-  Attributes:
-    replay, learners: names of all nodes of replay and of the learner, also on other hosts.
-    progress: the progress line.
+  `replay` and `learners` are names of all nodes of replay and of the learner, also on other hosts.
   """
 
   def __init__(
@@ -214,7 +199,7 @@ class _Watcher:
     ending = (*self.learners, parts_lib.EVALUATOR, parts_lib.ENDING)
     self._ends = {name for name in nodes if name in ending}
     self._events = metrics.JsonLines(launch.folder / 'metrics' / 'events.jsonl')
-    self.progress = progress_lib.make(config, launch.folder, nodes, grows=share is None)
+    self.progress = progress_lib.make(config, launch.folder, nodes)
     if isinstance(config.make_environment(), host.HostEnvironment):
       self.progress.say(host.SLOW)
     self._warnings: progress_lib.Warnings | None = None
@@ -297,18 +282,13 @@ class Drain:
     if now - self._asked > 0.5:
       self._asked = now
       self._first = self._first or now
-      if now - self._first < MAX_DRAIN_SECONDS and _is_connected(self._ports):
+      is_connected = any(
+        each.status == psutil.CONN_ESTABLISHED and each.laddr and each.laddr[1] in self._ports
+        for each in psutil.net_connections('tcp')
+      )
+      if now - self._first < MAX_DRAIN_SECONDS and is_connected:
         self._connected = now
     return now - max(self._first, self._connected) > DRAIN_SECONDS
-
-
-def _is_connected(ports: Sequence[int]) -> bool:
-  return any(
-    connection.status == psutil.CONN_ESTABLISHED
-    and connection.laddr
-    and connection.laddr[1] in ports
-    for connection in psutil.net_connections('tcp')
-  )
 
 
 def _port_of(address: str) -> int:

@@ -26,7 +26,6 @@ from hephaestus.learner import process_group as process_group_lib
 from hephaestus.learner import profile as profile_lib
 from hephaestus.learner.sources import collected as collected_lib
 from hephaestus.learner.sources import on_policy, replayed, sampled
-from hephaestus.learner.sources import stale_filter as stale_filter_lib
 from hephaestus.learner.sources import staleness as staleness_lib
 from hephaestus.replay import checkpoint as replay_checkpoint
 from hephaestus.replay import connection, parameters, reader, tables, writer
@@ -88,14 +87,10 @@ def _params_source(
 
 
 def _replay_saver(replay: Clients, folders: Sequence[str | None]) -> Callable[[], Any]:
-  """Makes a function that has every shard of replay write its checkpoint.
+  """Makes a function that has every shard of replay write its checkpoint; RuntimeError if one failed.
 
-  The function tries all shards, then raises RuntimeError or OSError if one failed. In the folder of a
-  shard the newest checkpoint is kept; a shard of another host has None, and keeps its own.
+  In the folder of a shard the newest checkpoint is kept; a shard of another host has None, and keeps its own.
   """
-  if len(replay) == 1:
-    (client,), (folder,) = replay, folders
-    return client.checkpoint if folder is None else lambda: replay_checkpoint.save(client, folder)
   links = connection.connect(_addresses(replay), parts_lib.LEARNER)
 
   def save() -> None:
@@ -149,14 +144,10 @@ def _count_writer(run: pathlib.Path) -> Callable[[loop.Status], None]:
 
 
 def build_learner(launch: composition.Launch, rank: int, replay: Clients) -> loop.Loop:
-  """Makes the learner node, or one of the processes of a learner that has several.
+  """Makes the learner node, or the process `rank` of a learner that has several.
 
-  Args:
-    rank: index of the process in a learner of several, from 0.
-
-  Raises:
-    ValueError: the newest checkpoint is of another config, or a batch does not divide over the devices.
-    RuntimeError: the processes of a learner that has several do not find each other.
+  ValueError if the newest checkpoint is of another config, or a batch does not divide over the devices;
+  RuntimeError if the processes of a learner that has several do not find each other.
   """
   process.prepare()
   config = launch.config
@@ -164,8 +155,7 @@ def build_learner(launch: composition.Launch, rank: int, replay: Clients) -> loo
   group: process_group_lib.Group = process_group_lib.ONE_PROCESS
   if launch.coordinator is not None:  # before any array is made
     group = process_group_lib.ProcessGroup(
-      process_group_lib.Place(launch.coordinator, rank, config.learner.num_processes),
-      should_stop=should_stop,
+      launch.coordinator, rank, config.learner.num_processes, should_stop=should_stop
     )
   parts, address = parts_lib.make_parts(config), _addresses(replay)
   trained = sampled.Trained(
@@ -192,8 +182,8 @@ def build_learner(launch: composition.Launch, rank: int, replay: Clients) -> loo
   most = config.replay.max_in_flight
   source: loop.Source
   if config.record.on_policy:
-    stale_filter = stale_filter_lib.StaleFilter(config.learner.max_staleness)
-    ahead = stale_filter_lib.sequences_in_flight(most, batch_size)
+    stale_filter = on_policy.StaleFilter(config.learner.max_staleness)
+    ahead = config.learner.in_flight(most, config.batch_size)
     source = on_policy.OnPolicy(
       trained,
       make_link(ahead, prefetch=0, keep=stale_filter.keep),

@@ -12,7 +12,7 @@ from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import request as request_lib
 from hephaestus.learner import checkpoint
-from hephaestus.learner.sources import stale_filter
+from hephaestus.learner.sources import on_policy
 
 COPIED = ('params', 'slow_critic')  # fields of a train state; the others are reset
 
@@ -97,7 +97,7 @@ def begin(
     parts = parts_lib.make_parts(config)
     state = copy(jax.jit(config.record.make_update(config, parts.trained, num_devices=1).init)(key))
     if config.record.on_policy:
-      state = stale_filter.State(state, np.zeros((), np.int64))
+      state = on_policy.State(state, np.zeros((), np.int64))
   with contextlib.closing(parts_lib.checkpointer(folder, config.learner.keep)) as saver:
     saver.save(0, state)
     saver.wait()

@@ -1,11 +1,12 @@
 """Parts of a run, made of its config, names of its nodes, and its checkpoints; imports neither Reverb nor Launchpad."""
 
+import collections
 import contextlib
 import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -14,7 +15,7 @@ from hephaestus.agents import agent as agent_lib
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import metrics
 from hephaestus.learner import checkpoint
-from hephaestus.learner.sources import stale_filter
+from hephaestus.learner.sources import on_policy
 
 REPLAY, LEARNER, ACTOR, EVALUATOR = 'replay', 'learner', 'actor', 'evaluator'
 ENDING = 'ending'  # node that exits with the run, on a host with only replay
@@ -95,7 +96,7 @@ def saved_shapes(config: launch_config.ExperimentConfig, parts: Parts | None = N
     from hephaestus.learner.sources import unrolled  # whose loop loading a policy does not need
 
     return unrolled.FusedState(state, jax.eval_shape(jax.random.key_data, _key()), worlds=None)
-  return stale_filter.saved_shapes(state) if config.record.on_policy else state
+  return on_policy.saved_shapes(state) if config.record.on_policy else state
 
 
 def train_part(state: Any) -> Any:
@@ -108,10 +109,7 @@ def checkpointer(
 ) -> checkpoint.Checkpointer:
   """Opens the checkpoints of a run; close them after use.
 
-  Args:
-    keep: number of newest checkpoints to keep, in addition to the best one: the one nearest to the
-      evaluation with the highest mean episode return.
-    read_only: whether nothing may be written or deleted.
+  Kept are the `keep` newest, and the best one: nearest to the evaluation with the highest mean episode return.
   """
 
   def scores() -> list[tuple[int, float]]:
@@ -125,14 +123,9 @@ def checkpointer(
 
 
 def saved_train(run: pathlib.Path, like: Any, step: int | None = None) -> tuple[int, Any] | None:
-  """Learner step and train state of one of a run's checkpoints; None if there is no intact one.
+  """Learner step and train state of a run's checkpoint, `step` or the newest; None if there is no intact one.
 
-  Args:
-    like: shapes and dtypes of the state in its checkpoints, or of the parts to restore.
-    step: learner step of the checkpoint; None for the newest that is intact.
-
-  Raises:
-    ValueError: the checkpoint has other arrays than `like`.
+  `like` are shapes and dtypes of the state, or of the parts to restore; ValueError if the checkpoint has others.
   """
   if not (run / 'checkpoints').exists():
     return None
@@ -144,14 +137,9 @@ def saved_train(run: pathlib.Path, like: Any, step: int | None = None) -> tuple[
 
 
 def find_train(run: pathlib.Path, like: Any, which: str | None) -> tuple[int, Any]:
-  """Learner step and train state of the checkpoint that a user has chosen.
+  """Learner step and train state of the checkpoint that a user has chosen: a learner step, 'best', or None.
 
-  Args:
-    like: shapes and dtypes of the state in its checkpoints, or of the parts to restore.
-    which: a learner step, or 'best'; None for the newest.
-
-  Raises:
-    ValueError: there is no such checkpoint, it is broken, or it has other arrays than `like`.
+  `like` is as in `saved_train`. ValueError if there is no such checkpoint, it is broken, or has other arrays.
   """
   step = None
   if which is not None:
@@ -168,14 +156,6 @@ def find_train(run: pathlib.Path, like: Any, which: str | None) -> tuple[int, An
   return found
 
 
-class _WithParams(NamedTuple):
-  params: Any
-
-
-class _WithTrain(NamedTuple):
-  train: Any
-
-
 def saved_params(
   run: pathlib.Path, config: launch_config.ExperimentConfig, like: Any, which: str | None
 ) -> tuple[int, Any]:
@@ -183,9 +163,9 @@ def saved_params(
 
   Arguments and errors are as in `find_train`, but `like` is the shapes and dtypes of the parameters.
   """
-  state: Any = _WithParams(like)
+  state: Any = collections.namedtuple('WithParams', 'params')(like)
   if config.fused or config.record.on_policy:
-    state = _WithTrain(state)
+    state = collections.namedtuple('WithTrain', 'train')(state)
   step, train = find_train(run, state, which)
   return step, train.params
 

@@ -88,7 +88,7 @@ def check_listening(host: str, port: int, refusal: str) -> None:
 
 
 def coordinator_reach(address: str) -> str:
-  """Describes who can reach the learner's first process at HOST:PORT."""
+  """Describes who can reach the learner's first process at an address."""
   if address.startswith('127.'):
     return 'reachable from this machine only'
   return (

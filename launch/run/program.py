@@ -43,14 +43,9 @@ class _ReplayNode(lp.ReverbNode):
 
 
 def serve(stop: threading.Event, address: str, stuck_seconds: float) -> None:
-  """Waits until a replay node is asked to stop; exits the process with code 1 if its server hangs.
+  """Waits, in the main thread, until a replay node is asked to stop; exits with code 1 if its server hangs.
 
-  To be called in the main thread.
-
-  Args:
-    stop: event that is set to stop the node.
-    address: HOST:PORT of the server, which runs in this process; only the port is used.
-    stuck_seconds: time without an answer after which the server counts as hung; 0: never.
+  It hangs if it gives no answer at the port of `address` for `stuck_seconds`; 0: never.
   """
   answered = watchdog.watched(stop.is_set, stuck_seconds)
   period = stuck_seconds / 10
@@ -97,12 +92,8 @@ def commands(
   """Pickles the nodes of a program, and returns the command that runs each of them, by its name such as 'actor-0'.
 
   Launchpad's own launcher neither restarts a node nor reports its end (docs/design.md), so its
-  nodes are bound here, and their commands go to the supervisor of this project.
-
-  Args:
-    program: program from `make_program`; only its nodes of replay listen at an address.
-    addresses: HOST:PORT of each shard of replay.
-    scratch: folder for the pickled nodes, which must exist as long as the run.
+  nodes are bound here, and their commands go to the supervisor of this project. Only the shards of
+  replay listen, at `addresses`. The pickled nodes in `scratch` must exist as long as the run.
   """
   launch_type = lp_context.LaunchType.LOCAL_MULTI_PROCESSING
   for nodes in program.groups.values():

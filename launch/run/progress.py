@@ -51,29 +51,19 @@ class _Pace:
 
 
 class Progress:
-  """One line with the progress of a run, on stdout; subclasses show other numbers.
+  """One line with the progress of a run, on stdout.
 
-  In a terminal the line is rewritten. Elsewhere a new one is printed every `QUIET_PERIOD` seconds;
-  until steps or updates are known, the time so far is appended to one line, "starting", instead.
+  In a terminal the line is rewritten. Elsewhere a new one is printed every `QUIET_PERIOD` seconds.
+
+  Args:
+    folder: folder of the run, whose metrics are read.
+    starting: text shown until environment steps or updates of this launch are known.
   """
 
   def __init__(
-    self,
-    config: launch_config.ExperimentConfig,
-    folder: pathlib.Path,
-    *,
-    starting: str = 'nodes import and compile',
-    grows: bool = True,
+    self, config: launch_config.ExperimentConfig, folder: pathlib.Path, *, starting: str
   ):
-    """Initializes the line.
-
-    Args:
-      folder: folder of the run, whose metrics are read.
-      starting: text shown until environment steps or updates of this launch are known.
-      grows: whether the line "starting" may grow, because nothing but this object prints.
-    """
-    self._config, self._folder = config, folder
-    self._starting, self._grows = starting, grows
+    self._config, self._folder, self._starting = config, folder, starting
     self._live = sys.stdout.isatty()
     self._start, self._started_at = time.monotonic(), time.time()
     self._reached: tuple[int, int] | None = None
@@ -81,7 +71,6 @@ class Progress:
     # One process ends with its last update, after its last step; several end with their last step.
     self._num_updates = validation.num_updates(config) if config.fused else None
     self._shown = 0.0
-    self._unfinished = ''
     self._lock = threading.RLock()  # a fused run shows the line from a thread
 
   def reach(self, step: int, environment_step: int) -> None:
@@ -101,17 +90,7 @@ class Progress:
         sys.stdout.flush()
       elif now - self._shown > QUIET_PERIOD:
         self._shown = now
-        self._print(self.line())
-
-  def _print(self, line: str) -> None:
-    _, mark, text = line.partition('  starting: ')
-    is_starting = bool(mark) and self._grows
-    if is_starting and text == self._unfinished:
-      print(f' {_clock(time.monotonic() - self._start)}', end='', flush=True)
-      return
-    self.end()
-    print(line, end='' if is_starting else '\n', flush=True)
-    self._unfinished = text if is_starting else ''
+        print(self.line(), flush=True)
 
   def say(self, text: str) -> None:
     """Prints a text on lines of its own, which are not overwritten."""
@@ -120,17 +99,11 @@ class Progress:
       print(text, flush=True)
 
   def end(self) -> None:
-    """Clears the live line, or ends one that grows; the next text begins a line."""
-    with self._lock:
-      if self._unfinished:
-        self._unfinished = ''
-        print(flush=True)
-      if self._live:
+    """Clears the live line; the next text begins a line."""
+    if self._live:
+      with self._lock:
         sys.stdout.write('\r' + ' ' * (shutil.get_terminal_size().columns - 1) + '\r')
         sys.stdout.flush()
-
-  def _begin(self) -> str:
-    return f'{self._name()}  starting: {self._starting}'
 
   def line(self) -> str:
     """Returns the line: steps, score, episode return, throughput, replay ratio, staleness and time left.
@@ -148,7 +121,7 @@ class Progress:
     reported = (row.get('environment_step') for row in (learner, actor) if row is not None)
     known = [count for count in (reached, *reported) if count is not None]
     if not known:
-      return self._begin()
+      return f'{self._name()}  {self._starting}'
     step, total = max(known), config.max_environment_steps
     self._steps.note(now, step)
     remaining = self._steps.left(now, total)
@@ -159,12 +132,16 @@ class Progress:
       by_time = 60 * config.max_minutes - (now - self._steps.began)
       remaining = by_time if remaining is None else min(remaining, by_time)
     lost = (learner or {}).get('lost_steps')
+    scored = '  '.join(
+      f'{label} {evaluator[name]:.2f}'
+      for label, name in (('score', 'normalised_score'), ('return', 'episode_return'))
+      if evaluator.get(name) is not None
+    )
     parts = [
       f'{self._name()}  {step:,}/{total:,} steps{f" ({lost:,} lost)" if lost else ""}'
       f'{_age(now - self._steps.changed)}',
       '' if update is None else f'update {update:,}',
-      _labelled('score', evaluator.get('normalised_score')),
-      _labelled('return', evaluator.get('episode_return')) + _age_of(evaluator),
+      scored and scored + _age_of(evaluator),
       '' if learner is None else self._details(learner, actor or {}) + _age_of(learner),
       'ETA ' + (_clock(max(0.0, remaining)) if remaining is not None else '?'),
     ]
@@ -204,12 +181,12 @@ class ActorsProgress(Progress):
     newest = map(self._newest, self._folder.glob('metrics/actor-*.jsonl'))
     rows = [row for row in newest if row is not None]
     if not rows:
-      return self._begin()
+      return f'{self._name()}  {self._starting}'
     steps = max(row['environment_step'] or 0 for row in rows)
     throttled = sum(row['throttled_fraction'] for row in rows) / len(rows)
     parts = [
       f'{self._name()}  {steps:,}/{self._config.max_environment_steps:,} steps'
-      f'{_age_of(max(rows, key=_time))}',
+      f'{_age_of(max(rows, key=lambda row: row["time"]))}',
       f'actors {len(rows)}',
       f'{sum(row["steps_per_second"] for row in rows):,.0f} steps/s',
       f'throttled {throttled:.0%}',
@@ -218,32 +195,16 @@ class ActorsProgress(Progress):
     return '  '.join(parts)
 
 
-class NoProgress(Progress):
-  """The line of a host without actors and without the learner's first process."""
-
-  def line(self) -> str:
-    """Returns the line: environment and time since the start."""
-    return f'{self._name()}  learner and actors are on other hosts'
-
-
 def make(
-  config: launch_config.ExperimentConfig,
-  folder: pathlib.Path,
-  nodes: Collection[str],
-  *,
-  grows: bool = True,
+  config: launch_config.ExperimentConfig, folder: pathlib.Path, nodes: Collection[str]
 ) -> Progress:
-  """Makes the progress line that suits the nodes of a host, given by their names; `grows` as of `Progress`."""
-  kind: type[Progress] = NoProgress
+  """Makes the progress line that suits the nodes of a host, given by their names."""
+  starting = 'starting: nodes import and compile'
   if parts_lib.learners(config.learner.num_processes)[0] in nodes:
-    kind = Progress
-  elif any(name.startswith(parts_lib.ACTOR) for name in nodes):
-    kind = ActorsProgress
-  return kind(config, folder, grows=grows)
-
-
-def _labelled(label: str, value: float | None) -> str:
-  return '' if value is None else f'{label} {value:.2f}'
+    return Progress(config, folder, starting=starting)
+  if any(name.startswith(parts_lib.ACTOR) for name in nodes):
+    return ActorsProgress(config, folder, starting=starting)
+  return Progress(config, folder, starting='learner and actors are on other hosts')
 
 
 def _age(seconds: float) -> str:
@@ -251,12 +212,8 @@ def _age(seconds: float) -> str:
   return f' ({_clock(seconds)} ago)' if seconds > STALE_SECONDS else ''
 
 
-def _time(row: dict[str, Any]) -> float:
-  return float(row['time'])
-
-
 def _age_of(row: dict[str, Any]) -> str:
-  return _age(time.time() - _time(row)) if row else ''
+  return _age(time.time() - row['time']) if row else ''
 
 
 def _clock(seconds: float) -> str:

@@ -76,9 +76,8 @@ class TrainRequest:
     """The content of the file `config`; an empty one if there is no file."""
     from hephaestus.launch import config as launch_config
 
-    return (
-      launch_config.ConfigFile() if self.config is None else launch_config.read_partial(self.config)
-    )
+    file = self.config
+    return launch_config.ConfigFile() if file is None else launch_config.read_partial(file)
 
   @functools.cached_property
   def span(self) -> profile_lib.Span | None:
@@ -213,13 +212,10 @@ FUSED = ('actor.num_actors=1', 'learner.fused=True')
 
 
 def _config_to_resume(request: TrainRequest) -> Any:
-  """The config of the run in the folder of --run.
+  """The config of the run in the folder of --run; ValueError if --agent or --env differs from it.
 
   With --preset it is the config of that preset, but with environment, seed and limits of the folder's
   run, and fused if that is.
-
-  Raises:
-    ValueError: --agent or --env differs from the folder's, or there is no such preset.
   """
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.files import folder as folder_lib
@@ -246,11 +242,7 @@ def _config_to_resume(request: TrainRequest) -> Any:
 
 
 def _config_of_preset(request: TrainRequest) -> Any:
-  """The config with which a new run begins: of its preset, or of the run of --from.
-
-  Raises:
-    ValueError: a flag does not go with --from, or there is no such preset or run; names flag or folder.
-  """
+  """The config with which a new run begins: of its preset, or of the run of --from; ValueError names a flag."""
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.agents import presets
   from hephaestus.launch.files import folder as folder_lib

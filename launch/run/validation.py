@@ -51,13 +51,9 @@ def validate(request: request_lib.TrainRequest, config: launch_config.Experiment
 def validate_here(
   request: request_lib.TrainRequest, config: launch_config.ExperimentConfig, folder: pathlib.Path
 ) -> list[str]:
-  """Validates a run for this machine and its folder, which need not have been made.
+  """Validates a run for this machine and its folder, which need not have been made; ValueError as `validate`.
 
-  Returns:
-    Lines to print: that an accelerator is not used, and the number of updates.
-
-  Raises:
-    ValueError: an accelerator, packages or steps are missing; names the key or flag and a remedy.
+  Returns lines to print: that an accelerator is not used, and the number of updates.
   """
   from hephaestus.launch.agents import machine
 
@@ -143,11 +139,7 @@ def _updates_per_sequence(config: launch_config.ExperimentConfig) -> fractions.F
 def check_profile(
   span: profile_lib.Span, config: launch_config.ExperimentConfig, folder: pathlib.Path
 ) -> None:
-  """Checks that a run will do the updates to trace, as far as its folder shows, which need not exist.
-
-  Raises:
-    ValueError: the run ends before the first of these updates, or resumes after it.
-  """
+  """Raises ValueError if a run ends before the first update to trace, or resumes after it, by its folder."""
   from hephaestus.launch.files import metrics
   from hephaestus.learner import checkpoint
 

@@ -12,15 +12,10 @@ from hephaestus.replay import connection
 
 
 class StepCounts(NamedTuple):
-  """Environment steps of a run.
+  """Environment steps of a run."""
 
-  Attributes:
-    taken: steps of all actors that replay has confirmed; never decreases.
-    lost: the steps among them that replay no longer had when it was restarted.
-  """
-
-  taken: int
-  lost: int
+  taken: int  # steps of all actors that replay has confirmed; never decreases
+  lost: int  # the steps among them that replay no longer had when it was restarted
 
 
 class Collected:
@@ -48,10 +43,8 @@ class Collected:
       address: HOST:PORT of the replay server, or of each shard.
       name: name of the caller in log lines.
       stratum: name of the stratum whose inserts are counted.
-      steps_per_sequence: environment steps that a sequence takes, T - 1.
-      timeout_seconds: time without an answer after which a server counts as down.
-      file: JSON file that keeps the counts over restarts of this process; None to keep none. ValueError if it holds
-        something else.
+      file: JSON file that keeps the counts over restarts of this process; None to keep none. ValueError
+        if it holds something else.
     """
     self._links = connection.connect(address, name, timeout_seconds=timeout_seconds)
     self._stratum = stratum

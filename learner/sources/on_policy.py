@@ -1,7 +1,7 @@
 """Batches from a queue, each sequence read once; sequences of an old policy are discarded."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -9,9 +9,74 @@ import numpy as np
 from hephaestus.learner import loop
 from hephaestus.learner import process_group as process_group_lib
 from hephaestus.learner.sources import sampled
-from hephaestus.learner.sources import stale_filter as stale_filter_lib
 
 Tree = Any
+
+
+class State(NamedTuple):
+  """Content of a checkpoint of a run that learns from a queue."""
+
+  train: Tree  # the train state, one replica
+  sequences: Tree  # [] int64, read from the queue in the whole run, which a restarted queue forgets
+
+
+class StaleFilter:
+  """Discards sequences of too old a policy, and counts the sequences read.
+
+  Actors act while the learner learns, so a sequence comes from the policy of some updates ago. Up to
+  `max_staleness` updates, PPO corrects for that (`agents.masked_ppo`, `steps`: clipped around the
+  newest policy, as in Hilton et al., 2022, and weighted by its ratio to the old one). Beyond, the
+  weights become useless, and the sequence is discarded.
+
+  Normally no sequence gets that old. An actor begins an unroll once the last one is written, so an
+  unroll is one update old when it is read, and one more for each batch that fits into the queue,
+  or if batches begin within unrolls, as they may after a node has crashed. Only
+  an actor that is slower than others falls further behind. A version newer than the learner's was
+  made before the learner resumed from a checkpoint, and is kept.
+
+  `keep` is called by the thread that reads, and only while the learner waits for a batch.
+
+  Args:
+    max_staleness: number of updates by which a sequence may be older than the learner.
+
+  Attributes:
+    learner_step: the current learner step, set by the source. Staleness is this minus a sequence's
+      version, the learner step of the policy that collected it.
+    sequences: number of sequences read in the whole run, kept or not; a source that resumes sets it.
+  """
+
+  def __init__(self, max_staleness: int):
+    self._max_staleness = max_staleness
+    self.learner_step = 0
+    self.sequences = 0
+    self._begin_span()
+
+  def keep(self, sequence: Any) -> bool:
+    """Counts a sequence, leaves [1, ...], as read; returns whether the learner keeps it."""
+    staleness = self.learner_step - int(sequence.version[0])
+    self.sequences += 1
+    kept = staleness <= self._max_staleness
+    self._kept += kept
+    self._discarded += not kept
+    self._staleness += staleness if kept else 0
+    return kept
+
+  def report(self) -> dict[str, float]:
+    """Metrics since the last call: mean staleness of kept sequences in updates, fraction discarded."""
+    report = {
+      'staleness': self._staleness / max(1, self._kept),
+      'discarded_fraction': self._discarded / max(1, self._kept + self._discarded),
+    }
+    self._begin_span()
+    return report
+
+  def _begin_span(self) -> None:
+    self._kept = self._discarded = self._staleness = 0
+
+
+def saved_shapes(train: Tree) -> State:
+  """Shapes and dtypes of a checkpoint, from the shapes of a train state."""
+  return State(train, jax.ShapeDtypeStruct((), np.int64))
 
 
 class OnPolicy(sampled.Sampled):
@@ -32,7 +97,7 @@ class OnPolicy(sampled.Sampled):
     self,
     trained: sampled.Trained,
     link: sampled.Link,
-    stale_filter: stale_filter_lib.StaleFilter,
+    stale_filter: StaleFilter,
     *,
     steps_per_sequence: int,
     devices: list[jax.Device] | None = None,
@@ -44,21 +109,21 @@ class OnPolicy(sampled.Sampled):
     self._sequences = 0  # read in the whole run by all processes, until the last update
     self._steps_per_sequence = steps_per_sequence
 
-  def init(self, key: jax.Array) -> stale_filter_lib.State:
-    return stale_filter_lib.State(super().init(key), np.zeros((), np.int64))
+  def init(self, key: jax.Array) -> State:
+    return State(super().init(key), np.zeros((), np.int64))
 
-  def shapes(self) -> stale_filter_lib.State:
-    return stale_filter_lib.saved_shapes(super().shapes())
+  def shapes(self) -> State:
+    return saved_shapes(super().shapes())
 
-  def place(self, whole: stale_filter_lib.State, step: int) -> Tree:
+  def place(self, whole: State, step: int) -> Tree:
     self._sequences = int(whole.sequences)
     is_first = self._group.is_first  # and also counts what was read before
     self._stale_filter.learner_step = step
     self._stale_filter.sequences = self._sequences if is_first else 0
     return super().place(whole.train, step)
 
-  def gather(self, state: Tree) -> stale_filter_lib.State:
-    return stale_filter_lib.State(super().gather(state), np.asarray(self._sequences, np.int64))
+  def gather(self, state: Tree) -> State:
+    return State(super().gather(state), np.asarray(self._sequences, np.int64))
 
   @property
   def environment_step(self) -> int:

@@ -17,30 +17,20 @@ POLL_PERIOD = 0.5  # seconds between two questions how much was collected
 
 
 class Experience(NamedTuple):
-  """The replay servers of a run, as its learner sees them.
+  """The replay servers of a run, as its learner sees them."""
 
-  Attributes:
-    save: makes replay write its checkpoint; may raise RuntimeError or OSError.
-    collected: returns the environment steps of all actors so far; None while replay does not answer.
-    steps_per_batch: environment steps of a batch, over all processes: B (T - 1).
-    warm_up_steps: environment steps collected before the first batch; the replay ratio omits them.
-    staleness: estimates the ages of sequences from every batch; None to omit them.
-  """
-
-  save: Callable[[], Any]
+  save: Callable[[], Any]  # makes replay write its checkpoint; may raise RuntimeError or OSError
+  # -> environment steps of all actors so far; None while replay does not answer
   collected: Callable[[], collected_lib.StepCounts | None]
-  steps_per_batch: int
-  warm_up_steps: int
-  staleness: staleness_lib.Staleness | None = None
+  steps_per_batch: int  # environment steps of a batch, over all processes: B (T - 1)
+  warm_up_steps: int  # collected before the first batch; the replay ratio omits them
+  staleness: staleness_lib.Staleness | None = (
+    None  # ages of sequences from every batch; None: omitted
+  )
 
 
 class FromReplay(sampled.Sampled):
-  """Source of batches sampled from replay: prefetches them, and publishes in the background.
-
-  Args:
-    experience: the replay servers.
-    publish_period: number of updates between two publications.
-  """
+  """Source of batches sampled from replay: prefetches them, and publishes in the background."""
 
   def __init__(
     self,

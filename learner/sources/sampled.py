@@ -21,32 +21,22 @@ REPUBLISH_PERIOD = 5.0  # seconds between two publications while no batch arrive
 
 
 class Trained(NamedTuple):
-  """The update of an agent, and the part of its parameters that actors need.
-
-  Attributes:
-    update: functions that make the train state, and update it by one batch.
-    acting_params: params of the train state -> acting parameters.
-  """
+  """The update of an agent, and the part of its parameters that actors need."""
 
   update: loop.Update
-  acting_params: Callable[[Tree], Tree]
+  acting_params: Callable[[Tree], Tree]  # params of the train state -> acting parameters
 
 
 class Link(NamedTuple):
-  """The learner's connections to the other nodes of a run.
+  """The learner's connections to the other nodes of a run."""
 
-  Attributes:
-    reader: gives this process's part of each batch, host arrays [B, T, ...].
-    publisher: publishes acting parameters; None in all processes of a learner but the first.
-    launch_id: ID of this launch, published with the final parameters, so that parameters of an
-      older launch do not end its nodes.
-    should_stop: returns whether this node was asked to stop.
-  """
-
-  reader: reader_lib.Reader
-  publisher: parameters.Publisher | None
+  reader: reader_lib.Reader  # gives this process's part of each batch, host arrays [B, T, ...]
+  publisher: (
+    parameters.Publisher | None
+  )  # of acting parameters; None in all processes but the first
+  # Published with the final parameters, so that those of an older launch do not end its nodes.
   launch_id: int
-  should_stop: Callable[[], bool]
+  should_stop: Callable[[], bool]  # whether this node was asked to stop
 
 
 class Prefetched:
@@ -95,13 +85,7 @@ class Prefetched:
 class Sampled(loop.Source):
   """Source of batches from replay; sub-classes decide when to sample and to publish parameters.
 
-  By default a batch is sampled when the loop asks for it.
-
-  Args:
-    trained: the agent's update and acting parameters.
-    link: connections to the other nodes.
-    devices: local devices; None for all.
-    num_processes: number of processes of the learner.
+  By default a batch is sampled when the loop asks for it. `devices` are local ones; None for all.
   """
 
   def __init__(
@@ -123,7 +107,7 @@ class Sampled(loop.Source):
       lambda params: jax.tree.map(lambda x: jnp.copy(x[0]), trained.acting_params(params))
     )
     self._batch: Tree = None
-    self._last: loop.Metrics | None = None  # of the update in flight
+    self._last: Any = None  # metrics of the update in flight
     self._starved = 0.0
     self._published = time.monotonic()
     self._background: _Background | None = None
@@ -155,7 +139,7 @@ class Sampled(loop.Source):
       with jax.profiler.TraceAnnotation('wait for replay'):
         self._batch = self._next_batch(timeout_seconds)
       # A wait while the device is still busy starves nothing.
-      if self._last is None or _is_ready(self._last):
+      if self._last is None or next(iter(self._last.values())).is_ready():
         self._starved += time.monotonic() - waited
     return self._batch is not None
 
@@ -247,11 +231,6 @@ class Sampled(loop.Source):
     snapshot = self._snapshot(status)
     while not self._publish(snapshot) and not self._link.should_stop():
       time.sleep(0.5)
-
-
-def _is_ready(metrics: Any) -> bool:
-  """Whether the update with these metrics has ended on the device."""
-  return bool(next(iter(metrics.values())).is_ready())
 
 
 class _Background:

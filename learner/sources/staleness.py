@@ -26,22 +26,13 @@ class Staleness:
     self._sampled: collections.deque[np.ndarray] = collections.deque()
 
   def note(self, batch: Any) -> None:
-    """Records the versions of a batch.
-
-    Args:
-      batch: a Sequence of host arrays [B, ...], of which only `version` is kept.
-    """
+    """Records the versions of a batch, a Sequence of host arrays [B, ...]."""
     self._sampled.append(batch.version)
 
   def report(self, learner_step: int) -> dict[str, float]:
-    """Quantiles of the ages of sequences sampled since the last call.
+    """Quantiles of the ages of sequences sampled since the last call, as the function `report`; {} without any.
 
-    Args:
-      learner_step: the current learner step; a sequence's age is this minus its version.
-
-    Returns:
-      {'replay/STRATUM/age/QUANTILE': age in updates} for each stratum and each of
-      `inspector.QUANTILES`; {} without a batch.
+    A sequence's age is `learner_step`, the current one, minus its version.
     """
     sampled = [self._sampled.popleft() for _ in range(len(self._sampled))]
     if not sampled:
@@ -59,11 +50,6 @@ def stored(
     versions: the buffer of one device, of host arrays, whose `storage` is only `version`. One is
       enough, as all devices have equal shares of each unroll.
     strata: size of each stratum on all devices together, by name.
-    learner_step: the current learner step; a sequence's age is this minus its version.
-    num_devices: number of devices that share the replay.
-
-  Returns:
-    As `report`.
   """
   slots = {
     name: buffer_lib.newest(int(versions.inserted), len(versions.storage), size // num_devices)
@@ -74,14 +60,9 @@ def stored(
 
 
 def report(ages: Mapping[str, np.ndarray]) -> dict[str, float]:
-  """Quantiles of the ages of sequences, as metrics.
+  """Quantiles of ages in updates by stratum, arrays of any shape: {'replay/STRATUM/age/QUANTILE': age in updates}.
 
-  Args:
-    ages: ages in updates by stratum, arrays of any shape.
-
-  Returns:
-    {'replay/STRATUM/age/QUANTILE': age in updates} for each of `inspector.QUANTILES`; without strata
-    whose array is empty.
+  They are `inspector.QUANTILES`, without strata whose array is empty.
   """
   return {
     f'replay/{name}/age/{quantile}': value

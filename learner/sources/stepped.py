@@ -4,10 +4,8 @@ Replay, credits and updates are as in `unrolled`. The instances of the environme
 checkpoint, so a run that resumes begins new episodes.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,57 +13,20 @@ import numpy as np
 from hephaestus.learner import devices as devices_lib
 from hephaestus.learner import loop
 from hephaestus.learner.sources import unrolled
-from hephaestus.replay import buffer as buffer_lib
 
 Tree = Any
-
-
-class HostEnvironments(NamedTuple):
-  """Functions that reset and unroll all environments of a run; `launch/` takes them from `actors/`.
-
-  Attributes:
-    init: key -> state of the N environments.
-    unroll: (acting params, key, state, version, actor id) -> (state, Sequence [N, T, ...], Episodes);
-      None if the run was asked to stop meanwhile.
-    num_envs: N, on all devices together.
-    num_steps: environment steps that an unroll takes in each of them, T - 1.
-    shapes: shapes of acting params -> shapes and dtypes of the Sequence.
-    close: closes the environments.
-    metrics: as of `unrolled.Environments`.
-  """
-
-  init: Callable[[chex.PRNGKey], Tree]
-  unroll: Callable[..., tuple[Tree, Any, Any] | None]
-  num_envs: int
-  num_steps: int
-  shapes: Callable[[Tree], Any]
-  close: Callable[[], None]
-  metrics: tuple[str, ...] = ()
 
 
 class HostProgram(unrolled.FusedProgram):
   """As `unrolled.FusedProgram`, but `collect` unrolls, and the compiled program only samples and updates.
 
-  Args:
-    update: as for `unrolled.FusedProgram`.
-    acting_params: as for `unrolled.FusedProgram`.
-    environments: the environments, whose sequences all devices share.
-    devices: devices that share replay and batches.
-    replay: as for `unrolled.FusedProgram`.
+  Its `unroll` is of all environments of the run, whose sequences the devices share, and returns None if
+  the run was asked to stop meanwhile.
   """
 
-  environments: HostEnvironments
-
-  def __init__(
-    self,
-    update: Any,
-    acting_params: Callable[[Tree], Tree],
-    environments: HostEnvironments,
-    devices: list[jax.Device],
-    replay: buffer_lib.ReplaySizes | None = None,
-  ):
-    super().__init__(update, acting_params, environments, devices, replay)
-    self._insert = devices_lib.mapped(self._add, devices)
+  def __init__(self, *arguments: Any, **options: Any):
+    super().__init__(*arguments, **options)
+    self._insert = devices_lib.mapped(self._store, self.devices)
     self._split_key = jax.jit(lambda key: jax.random.split(jax.random.wrap_key_data(key[0])))
     self._env_state: Any = None
     self._played = dict.fromkeys(self.sums, 0.0)  # until the next update
@@ -74,34 +35,17 @@ class HostProgram(unrolled.FusedProgram):
     del key
     return ()
 
-  def _shapes_on_one_device(self) -> tuple[unrolled.FusedState, Any]:
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    train = self._train_shapes
-    whole = self.environments.shapes(jax.eval_shape(self._acting_params, train.params))
-    share = self.environments.num_envs // len(self.devices)
-    part = lambda x: jax.ShapeDtypeStruct((share, *x.shape[1:]), x.dtype)
-    return (
-      unrolled.FusedState(train, jax.eval_shape(jax.random.key_data, key), ()),
-      jax.tree.map(part, whole),
-    )
-
   def _replay_shapes(self) -> Any:
     if self.replay is not None:
       return super()._replay_shapes()
-    count = len(self.devices)
-    return jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), self._one_device[1]
-    )
-
-  def _add(self, stored: unrolled.ReplayState, sequence: Any) -> unrolled.ReplayState:
-    assert self.replay is not None
-    return self._store(stored, sequence, self.replay)
+    shared = len(self.devices), self.num_envs // len(self.devices)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*shared, *x.shape), x.dtype), self._schema)
 
   def _iterate(self, state: unrolled.FusedState) -> tuple[unrolled.FusedState, loop.Metrics]:
     """One update from what `collect` has added, on one device."""
     batch = state.replay
     if self.replay is not None:
-      state, batch = self._draw(state, self.replay)
+      state, batch = self._draw(state)
     train, metrics = self.update.update(state.train, batch)
     return state._replace(train=train), metrics
 
@@ -112,9 +56,9 @@ class HostProgram(unrolled.FusedProgram):
     """
     key, unroll_key = self._split_key(state.key)
     if self._env_state is None:
-      self._env_state = self.environments.init(jax.random.fold_in(unroll_key, 0))
+      self._env_state = self.unroll.init(jax.random.fold_in(unroll_key, 0))
     version = unrolled.part_of(state.train.step, 0)
-    result = self.environments.unroll(self.acting(state), unroll_key, self._env_state, version, 0)
+    result = self.unroll.unroll(self.acting(state), unroll_key, self._env_state, version, 0)
     if result is None:
       return None
     self._env_state, sequence, episodes = result
@@ -146,7 +90,7 @@ class HostProgram(unrolled.FusedProgram):
   def close(self) -> None:
     """Closes the environments; the next `collect` makes and resets new ones."""
     self._env_state = None
-    self.environments.close()
+    self.unroll.close()
 
 
 class Stepped(unrolled.Unrolled):

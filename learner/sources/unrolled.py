@@ -6,12 +6,10 @@ An on-policy update learns from the unroll before it. An off-policy update learn
 replay in device memory, to which unrolls are added while the replay ratio allows no update.
 """
 
-import functools
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,24 +37,6 @@ _OLD_MOMENTS = (
 )
 
 
-class Environments(NamedTuple):
-  """Functions that reset and unroll the environments of one device; `launch/` takes them from `actors/`.
-
-  Attributes:
-    init: key -> state of this device's n environments, leaves [n, ...].
-    unroll: (params, key, state, version, actor id) -> (state, Sequence [n, T, ...], Episodes).
-    num_envs: N, on all devices together.
-    num_steps: environment steps that an unroll takes in each of them, T - 1.
-    metrics: names of `Episodes.metrics`, the environment's own metrics.
-  """
-
-  init: Callable[[chex.PRNGKey], Tree]
-  unroll: Callable[..., tuple[Tree, Any, Any]]
-  num_envs: int
-  num_steps: int
-  metrics: tuple[str, ...] = ()
-
-
 def counted(episodes: Any) -> dict[str, jax.Array]:
   """Sums over the episodes that ended in an unroll, [] float32 by name; `episodes` are its Episodes.
 
@@ -76,68 +56,42 @@ def counted(episodes: Any) -> dict[str, jax.Array]:
 
 
 class ReplayState(NamedTuple):
-  """The replay of one device.
+  """The replay of one device."""
 
-  Attributes:
-    buffer: this device's sequences.
-    credit: [] int32, grows by `ReplaySizes.rate.numerator` for each sequence after warm-up; each update
-      needs and takes `ReplaySizes.rate.denominator`. Exact, and equal on all devices.
-  """
-
-  buffer: buffer_lib.Buffer
+  buffer: buffer_lib.Buffer  # this device's sequences
+  # [] int32, grows by `ReplaySizes.rate.numerator` for each sequence after warm-up; each update needs and
+  # takes `ReplaySizes.rate.denominator`. Exact, and equal on all devices.
   credit: jax.Array
 
 
 class FusedState(NamedTuple):
-  """The whole state of a run, environments included, so that it resumes bitwise.
+  """The whole state of a run, environments included, so that it resumes bitwise."""
 
-  Attributes:
-    train: the agent's train state, equal on all devices.
-    key: [2] uint32, `key_data` of the PRNG key of unrolls and samples, equal on all devices.
-    `worlds`: states of this device's environments; () if they are stepped on the host. Checkpoints
-      have this name.
-    replay: a ReplayState; () for an on-policy agent. In a copy on the host, as in checkpoints, its
-      buffer has only the slots that hold sequences. On the devices, sequences [n, T, ...] of the last
-      unroll if the agent is on-policy and its environments are stepped on the host.
-  """
-
-  train: Any
-  key: jax.Array
-  worlds: Tree
+  train: Any  # the agent's train state, equal on all devices
+  key: jax.Array  # [2] uint32, `key_data` of the key of unrolls and samples, equal on all devices
+  worlds: Tree  # states of this device's environments; () if they are stepped on the host
+  # A ReplayState; () for an on-policy agent. In a copy on the host, as in checkpoints, its buffer has only
+  # the slots that hold sequences. On the devices, sequences [n, T, ...] of the last unroll if the agent is
+  # on-policy and its environments are stepped on the host.
   replay: Tree = ()
 
 
-class Resume(NamedTuple):
-  """How a resumed run may differ from the run that saved its checkpoint.
-
-  Attributes:
-    reset_moments: whether the optimizer's state is reset.
-    warn: called with a text if the environments differ, and are therefore reset.
-  """
-
-  reset_moments: bool = False
-  warn: Callable[[str], None] = lambda text: None
-
-
 class FusedProgram:
-  """A loop of unrolls and updates, as one compiled program on some devices.
-
-  `compile` comes before `iterate`: a compiled program cannot be traced again, so other shapes are an
-  error.
+  """A loop of unrolls and updates, as one compiled program on some devices; `compile` comes before `iterate`.
 
   Args:
     update: the agent's `loop.Update`; of an on-policy agent, its `loop.FusedUpdate`.
     acting_params: params -> acting params.
-    environments: the `Environments` of each device, and their unroll.
+    unroll: functions that reset and unroll the environments of one device, a `rollout.Unroll` of actors/.
     devices: devices that share environments, replay and batches.
     replay: sizes of the replay; None for an on-policy agent, which learns from each unroll once.
+    num_envs: number of environments on all devices together.
+    num_steps: environment steps that an unroll takes in each of them, T - 1.
 
   Raises:
     ValueError: the update lacks what a run in one process reads.
 
   Attributes:
-    update, environments, devices, replay: as given.
-    steps_per_unroll: environment steps of one unroll, in all environments together.
     sums: names of the metrics that are sums over episodes, not over updates.
   """
 
@@ -145,18 +99,26 @@ class FusedProgram:
     self,
     update: Any,
     acting_params: Callable[[Tree], Tree],
-    environments: Any,
+    unroll: Any,
     devices: list[jax.Device],
     replay: buffer_lib.ReplaySizes | None = None,
+    *,
+    num_envs: int,
+    num_steps: int,
   ):
     self.update = update
     self._acting_params = acting_params
-    self.environments = environments
+    self.unroll = unroll
     self.devices = devices
     self.replay = replay
-    self.steps_per_unroll = environments.num_envs * environments.num_steps
-    self.sums = (*EPISODES, *environments.metrics)
-    self._train_shapes = self._check_update()
+    self.num_envs, self.num_steps = num_envs, num_steps
+    self.sums = (*EPISODES, *unroll.metrics)
+    train = self._check_update()
+    acting = jax.eval_shape(acting_params, train.params)
+    # Of one sequence, from those of an unroll.
+    self._schema = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), unroll.shapes(acting)
+    )
     self._mapped = devices_lib.mapped(self.unroll_and_update, devices, in_axes=(0, None))
     self._call: Any = None
     self._shapes: FusedState | None = None
@@ -170,7 +132,7 @@ class FusedProgram:
     if self.replay is None:
       state, sequence, episodes = self._unroll(state)
     else:
-      state, sequence, episodes = self._sample(state, self.replay)
+      state, sequence, episodes = self._sample(state)
     train, metrics = self.update.update(state.train, sequence)
     metrics |= devices_lib.over_devices(episodes, jax.lax.psum)
     return state._replace(train=train), metrics
@@ -180,7 +142,7 @@ class FusedProgram:
     key, shared_key = jax.random.split(jax.random.wrap_key_data(state.key))
     unroll_key = jax.random.fold_in(shared_key, jax.lax.axis_index(DEVICES))
     acting = self._acting_params(state.train.params)
-    env_state, sequence, episodes = self.environments.unroll(
+    env_state, sequence, episodes = self.unroll.unroll(
       acting, unroll_key, state.worlds, state.train.step, 0
     )
     played = counted(episodes) | {
@@ -188,26 +150,24 @@ class FusedProgram:
     }
     return state._replace(key=jax.random.key_data(key), worlds=env_state), sequence, played
 
-  def _store(
-    self, stored: ReplayState, sequence: Any, replay: buffer_lib.ReplaySizes
-  ) -> ReplayState:
+  def _store(self, stored: ReplayState, sequence: Any) -> ReplayState:
     """Adds sequences [n, T, ...] to the replay of one device, with the updates that they allow."""
-    before = stored.buffer
+    before, replay = stored.buffer, self.replay
+    assert replay is not None
     after = buffer_lib.add(before, sequence)
     beyond = lambda buffer: jnp.maximum(0, len(self.devices) * buffer.inserted - replay.warm_up)
     earned = replay.rate.numerator * (beyond(after) - beyond(before))
     return ReplayState(after, stored.credit + earned)
 
-  def _sample(
-    self, state: FusedState, replay: buffer_lib.ReplaySizes
-  ) -> tuple[FusedState, Any, loop.Metrics]:
+  def _sample(self, state: FusedState) -> tuple[FusedState, Any, loop.Metrics]:
     """Unrolls until an update is allowed, then samples; as `_unroll`, but returns a batch [b, T, ...]."""
-    train = state.train
+    train, replay = state.train, self.replay
+    assert replay is not None
 
     def collect(carry: tuple[FusedState, loop.Metrics]) -> tuple[FusedState, loop.Metrics]:
       state, totals = carry
       state, sequence, played = self._unroll(state._replace(train=train))
-      stored = self._store(state.replay, sequence, replay)
+      stored = self._store(state.replay, sequence)
       # Without the train state: it does not change, and the loop would carry it.
       state = state._replace(train=(), replay=stored)
       return state, jax.tree.map(jnp.add, totals, played)
@@ -217,12 +177,13 @@ class FusedProgram:
       collect,
       (state._replace(train=()), {name: jnp.zeros((), jnp.float32) for name in self.sums}),
     )
-    state, batch = self._draw(state, replay)
+    state, batch = self._draw(state)
     return state._replace(train=train), batch, played
 
-  def _draw(self, state: FusedState, replay: buffer_lib.ReplaySizes) -> tuple[FusedState, Any]:
+  def _draw(self, state: FusedState) -> tuple[FusedState, Any]:
     """Samples a batch [b, T, ...] on one device, which takes the credit of one update."""
-    count = len(self.devices)
+    count, replay = len(self.devices), self.replay
+    assert replay is not None
     key, shared_key = jax.random.split(jax.random.wrap_key_data(state.key))
     device = jax.lax.axis_index(DEVICES)
     sizes = jnp.asarray(np.minimum(replay.sizes, replay.capacity) // count).reshape(count, -1)
@@ -248,12 +209,6 @@ class FusedProgram:
     result: tuple[FusedState, loop.Metrics] = jax.lax.fori_loop(0, count, body, (state, sums))
     return result
 
-  def permanent_bytes(self) -> int:
-    """Bytes of the state on each device, with its whole replay; from shapes, before anything is compiled."""
-    state, _ = self._one_device
-    replay = devices_lib.num_bytes(self._replay_shapes()) // len(self.devices)
-    return devices_lib.num_bytes((state.train, state.worlds)) + replay
-
   def _check_update(self) -> Any:
     """Shapes of the train state; ValueError if the update lacks what a run in one process reads."""
     fields, functions = ['params', 'step'], []
@@ -271,25 +226,12 @@ class FusedProgram:
       )
     return train
 
-  @functools.cached_property
-  def _one_device(self) -> tuple[FusedState, Any]:
-    """Shapes of one device's state, without its replay, and of the sequences of its unroll."""
-    return self._shapes_on_one_device()
-
-  def _shapes_on_one_device(self) -> tuple[FusedState, Any]:
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    train = self._train_shapes
-    envs = jax.eval_shape(self.environments.init, key)
-    acting = jax.eval_shape(self._acting_params, train.params)
-    _, sequence, _ = jax.eval_shape(self.environments.unroll, acting, key, envs, train.step, 0)
-    return FusedState(train, jax.eval_shape(jax.random.key_data, key), envs), sequence
-
   def _replay_shapes(self) -> Any:
     """Shapes of the replay on the devices, [D, ...]."""
     if self.replay is None:
       return ()
-    count, schema = len(self.devices), _schema(self._one_device[1])
-    empty = functools.partial(buffer_lib.init, schema, self.replay.capacity // count)
+    count, capacity = len(self.devices), self.replay.capacity
+    empty = lambda: buffer_lib.init(self._schema, capacity // count)
     each = jax.eval_shape(lambda: ReplayState(empty(), jnp.zeros((), jnp.int32)))
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), each)
 
@@ -320,12 +262,11 @@ class FusedProgram:
     state = FusedState(self.update.init(train_key), jax.random.key_data(unroll_key), envs)
     if self.replay is None:
       return state
-    schema = _schema(self._one_device[1])
-    empty = ReplayState(buffer_lib.init(schema, 0), jnp.zeros((), jnp.int32))
+    empty = ReplayState(buffer_lib.init(self._schema, 0), jnp.zeros((), jnp.int32))
     return state._replace(replay=empty)
 
   def _init_envs(self, key: jax.Array) -> Tree:
-    envs = jax.vmap(self.environments.init)(jax.random.split(key, len(self.devices)))
+    envs = jax.vmap(self.unroll.init)(jax.random.split(key, len(self.devices)))
     return jax.tree.map(lambda x: jax.lax.collapse(x, 0, 2), envs)
 
   def shapes(self) -> FusedState:
@@ -381,31 +322,24 @@ class FusedProgram:
     if self.replay is None:
       return int(self.update.environment_step(part_of(state.train, 0)))
     inserted = int(part_of(state.replay.buffer.inserted, 0))
-    return inserted * len(self.devices) * self.environments.num_steps
+    return inserted * len(self.devices) * self.num_steps
 
   def updates_left(self, environment_step: int, step: int, max_environment_steps: int) -> int:
     """Number of updates until the end of a run, whose last unroll is the first to reach the run's steps.
 
-    Args:
-      environment_step: number of environment steps collected so far.
-      step: number of updates done.
-      max_environment_steps: number of environment steps of the run.
+    So far `environment_step` steps were collected, and `step` updates were done.
     """
-    unrolls = max(0, -(-(max_environment_steps - environment_step) // self.steps_per_unroll))
+    steps_per_unroll = self.num_envs * self.num_steps
+    unrolls = max(0, -(-(max_environment_steps - environment_step) // steps_per_unroll))
     if self.replay is None:
       return unrolls
-    steps = environment_step + unrolls * self.steps_per_unroll
-    return max(0, self.replay.updates(steps // self.environments.num_steps) - step)
+    steps = environment_step + unrolls * steps_per_unroll
+    return max(0, self.replay.updates(steps // self.num_steps) - step)
 
   def iterate(self, state: FusedState, count: int) -> tuple[FusedState, loop.Metrics]:
     """Does `count` updates; returns the next state, and sums of metrics, [D] and equal on all devices."""
     result: tuple[FusedState, loop.Metrics] = self._call(state, np.int32(count))
     return result
-
-
-def _schema(sequence: Any) -> Any:
-  """Shapes and dtypes of one sequence, from the shapes of sequences [n, ...]."""
-  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), sequence)
 
 
 def part_of(tree: Tree, index: int) -> Any:
@@ -419,7 +353,8 @@ class Unrolled(loop.Source):
   Args:
     program: the compiled program of unrolls and updates.
     max_environment_steps: environment steps of the run; the last update is the first to reach them.
-    resume: how the run may differ from its checkpoint; None for the defaults of `Resume`.
+    reset_moments: whether the optimizer's state is reset where the run resumes.
+    warn: called with a text if the saved environments do not fit, and are therefore reset.
   """
 
   def __init__(
@@ -427,10 +362,12 @@ class Unrolled(loop.Source):
     program: FusedProgram,
     *,
     max_environment_steps: int,
-    resume: Resume | None = None,
+    reset_moments: bool = False,
+    warn: Callable[[str], None] = lambda text: None,
   ):
-    self._program, self._resume = program, resume or Resume()
+    self._program = program
     self._max_environment_steps = max_environment_steps
+    self._reset_moments, self._warn = reset_moments, warn
     self._environment_step = 0
     self._versions: Any = ()  # of the replay's sequences, until the next update
     self._seconds_per_update = SECONDS_PER_CALL
@@ -451,13 +388,12 @@ class Unrolled(loop.Source):
     if restored is None:
       return None
     state, step = restored
-    if state.worlds is None or self._resume.reset_moments:
+    if state.worlds is None or self._reset_moments:
       fresh = self.init(jax.random.fold_in(key, step))
       if state.worlds is None:
         state = state._replace(worlds=fresh.worlds)
-        warning = '' if self._resume.reset_moments else _OLD_MOMENTS
-        self._resume.warn(_OTHER_ENVIRONMENTS + warning)
-      if self._resume.reset_moments:
+        self._warn(_OTHER_ENVIRONMENTS + ('' if self._reset_moments else _OLD_MOMENTS))
+      if self._reset_moments:
         state = state._replace(train=state.train._replace(opt_state=fresh.train.opt_state))
     return state, step
 
@@ -519,7 +455,7 @@ class Unrolled(loop.Source):
       'episodes': int(episodes),
       'episode_return': mean('episode_return'),
       'episode_length': mean('episode_length'),
-      **{name: mean(name) for name in self._program.environments.metrics},
+      **{name: mean(name) for name in self._program.unroll.metrics},
       **({'explorer_return': totals['explorer_return'] / explored} if explored else {}),
       **loop.means(rest, span),
     }
@@ -528,7 +464,7 @@ class Unrolled(loop.Source):
     replay = self._program.replay
     if replay is None:
       return {}
-    num_steps = self._program.environments.num_steps
+    num_steps = self._program.num_steps
     collected = self._environment_step - replay.warm_up * num_steps
     return {
       'replay_ratio': span.step * len(replay.sizes) * num_steps / max(1, collected),

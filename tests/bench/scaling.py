@@ -84,7 +84,8 @@ def scaling(config: launch_config.ExperimentConfig, num_devices: Sequence[int]) 
     raise ValueError(f'--devices {" ".join(map(str, num_devices))}: each must lie in 1 to {here}')
   made = config.record.make_update(config, parts_lib.make_parts(config).trained, num_devices=1)
   params = jax.eval_shape(made.init, jax.eval_shape(lambda: jax.random.key(0))).params
-  figures = [Figure('scaling/gradients', devices_lib.num_bytes(params), 'bytes')]
+  size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params))
+  figures = [Figure('scaling/gradients', size, 'bytes')]
   for count in num_devices:
     program = compile_for(config, count)
     what = f'scaling/{count}_devices'

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from typing import NamedTuple
 
+import jax
 import pytest
 import runs
 import tiny
@@ -90,6 +91,8 @@ def in_process():
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(fused, '_prepare_process', lambda: None)
+    # Programs of the tests' eight devices, which take longer to compile, are those of tests/learner.
+    patch.setattr(jax, 'local_devices', lambda: jax.devices()[:1])
     patch.setattr(parts, 'make_parts', once(parts.make_parts, text))
     patch.setattr(fused, 'build', once(fused.build, program))
     patch.setattr(unrolled.FusedProgram, 'compile', once(unrolled.FusedProgram.compile, id))

@@ -27,14 +27,6 @@ def test_preset_round_trips_through_config_yaml(preset, agent, tmp_path):
   assert config.load(tmp_path / 'config.yaml') == made
 
 
-@pytest.mark.parametrize('agent', records.AGENTS)
-@pytest.mark.parametrize('preset', MACHINES)
-def test_agent_has_the_same_settings_in_every_environment(preset, agent):
-  catch = config.of_preset(agent, preset, 'catch')
-  made = config.of_preset(agent, preset, 'hackmatrix')
-  assert dataclasses.replace(made, environment=catch.environment) == catch
-
-
 @pytest.mark.parametrize('preset', MACHINES)
 def test_plain_agent_differs_only_in_compared_keys(preset):
   ours = config.of_preset('dreamer', preset, 'catch').agent
@@ -97,26 +89,20 @@ def test_override_sets_values_by_path(laptop):
   [
     ('dreamer', 'agent.hiden_size=3', 'unknown key; did you mean agent.hidden_size'),
     ('dreamer', 'replay.strata[7].share=1', ''),
-    ('dreamer', 'agent.hidden_size=wide', ''),
     ('dreamer', 'learner.batch_size=1.5', ''),
     ('dreamer', 'learner.batch_size', 'write it as key=value'),
-    ('dreamer', 'learner.batch_size=0', ''),
     ('dreamer', 'learner.num_processes=3', 'does not divide over learner.num_processes=3'),
     ('dreamer', 'learner.stuck_seconds=-1', 'must be positive, or 0'),
     ('dreamer', 'learner.batch_size=1', r'replay.strata.episodic.share=0.5'),
     ('dreamer', 'replay.strata[0].share=0.7', r'replay.strata.share=\[0.7, 0.5\]'),
     ('dreamer', 'replay.strata=[{nam: all}]', r'give a list such as \[{name: episodic'),
-    ('dreamer', 'agent.window=[1]', ''),
     ('dreamer', 'replay.warm_up=4000', 'use at most 512'),
-    ('dreamer', 'replay.replay_ratio=0', ''),
     ('dreamer', 'actor.sequence_length=5000', 'must be at most 1024'),
     ('dreamer', 'actor.sequence_length=4', 'agent.starts_per_sequence=8'),
     ('dreamer', 'agent.latent=cubic', 'choose one of'),
     ('dreamer', 'agent.horizon_min=99', 'agent.horizon_max=16'),
-    ('dreamer', 'max_minutes=-1', ''),
     ('dreamer', 'learner.stuck_seconds=nan', 'must be a number'),
     ('ppo', 'agent.starts_per_sequence=3', 'unknown key'),
-    ('ppo', 'agent.clip=2', ''),
     ('ppo', 'learner.num_epochs=0', 'must be positive, or null'),
     ('ppo', 'learner.num_minibatches=3000', 'does not divide 256 environments'),
   ],
@@ -124,19 +110,6 @@ def test_override_sets_values_by_path(laptop):
 def test_override_names_invalid_key_or_value(agent, assignment, words):
   with pytest.raises(ValueError, match=words or re.escape(assignment.partition('=')[0])):
     config.override(config.of_preset(agent, 'laptop', 'catch'), [assignment])
-
-
-@pytest.mark.parametrize(
-  ('assignment', 'words'),
-  [
-    ('environment.name=cach', "environment.name='cach': no such environment; did you mean catch"),
-    ('environment.size=3', 'environment.size'),
-    ('environment.rows=0', 'environment.rows=0'),
-  ],
-)
-def test_invalid_environment_option_is_named(laptop, assignment, words):
-  with pytest.raises(ValueError, match=words):
-    config.override(laptop, [assignment]).make_environment()
 
 
 def test_conflicts_ignore_keys_without_state(laptop):
@@ -149,20 +122,6 @@ def test_conflicts_ignore_keys_without_state(laptop):
     'replay.strata[0].max_size: the folder has 512, you gave 64',
     'seed: the folder has 0, you gave 1',
   ]
-
-
-def test_only_ppo_resumes_with_other_num_envs(laptop):
-  more = ['actor.num_envs=32']
-  assert config.conflicts(laptop, config.override(laptop, more)) == [
-    'actor.num_envs: the folder has 16, you gave 32'
-  ]
-  ppo = presets.ppo_laptop('catch')
-  assert config.conflicts(ppo, config.override(ppo, more)) == []
-
-
-def test_dreamer_config_names_no_agent(laptop, tmp_path):
-  config.save(laptop, tmp_path / 'config.yaml')
-  assert 'agent_name' not in (tmp_path / 'config.yaml').read_text()
 
 
 def test_ppo_batch_is_one_unroll_of_all_actors():
@@ -182,11 +141,6 @@ def test_agent_and_learner_must_belong_together(laptop):
     dataclasses.replace(laptop, agent=presets.ppo_laptop('catch').agent)
   with pytest.raises(ValueError, match='this needs the dreamer, but the run has ppo'):
     dreamer.settings(presets.ppo_laptop('catch'))
-
-
-def test_conflict_of_agents_is_one_message(laptop):
-  found = config.conflicts(laptop, presets.ppo_laptop('catch'))
-  assert found == ['--agent: the folder has dreamer, you gave ppo']
 
 
 def test_invalid_config_file_is_refused(tmp_path):
@@ -214,16 +168,10 @@ def test_ppo_gpu_chooses_num_envs_by_gpu_memory(monkeypatch, output, num_envs):
   assert made.replay.strata[0].max_size == num_envs // 2
 
 
-@pytest.mark.parametrize('command', ['no-such-command', 'false'])
-def test_ppo_gpu_without_driver_has_default_num_envs(monkeypatch, command):
-  monkeypatch.setattr(machine, 'GPU_MEMORY', (command,))
+def test_ppo_gpu_without_driver_has_default_num_envs(monkeypatch):
+  monkeypatch.setattr(machine, 'GPU_MEMORY', ('no-such-command',))
   assert machine.gpu_gibibytes() is None
   assert presets.ppo_gpu('catch').actor.num_envs == 2048
-
-
-def test_basic_keys_exist():
-  keys = config.flatten(dataclasses.asdict(presets.laptop('catch')))
-  assert set(dreamer.BASIC) <= keys.keys()
 
 
 @pytest.mark.parametrize('order', itertools.permutations(['horizon_max=32', 'horizon_min=32']))
@@ -232,36 +180,17 @@ def test_related_overrides_are_checked_together_in_every_order(laptop, order):
   assert (agent.horizon_max, agent.horizon_min) == (32, 32)
 
 
-def test_lists_and_their_elements_are_checked_with_the_other_overrides(laptop):
-  changed = config.override(
-    laptop,
-    ['replay.warm_up=600', 'replay.strata=[{name: all, max_size: 900, share: 1.0}]',
-     'agent.window=4', 'replay.strata[0].max_size=700'],
-  )  # fmt: skip
-  assert changed.replay.strata == (tables.Stratum(name='all', max_size=700, share=1.0),)
-  assert (changed.replay.warm_up, changed.agent.window) == (600, 4)
-
-
-@pytest.mark.parametrize(
-  'assignments', [['wandb=true', 'wandb.tags=[a, b]'], ['wandb.enabled=true', 'wandb.tags=[a, b]']]
-)
-def test_wandb_is_switched_on_and_named(laptop, assignments, tmp_path):
-  changed = config.override(laptop, [*assignments, 'wandb.project=mine'])
+def test_wandb_is_switched_on_and_named(laptop, tmp_path):
+  changed = config.override(laptop, ['wandb=true', 'wandb.tags=[a, b]', 'wandb.project=mine'])
   assert changed.wandb == config.WandbConfig(enabled=True, project='mine', tags=('a', 'b'))
   assert config.conflicts(laptop, changed) == []
   config.save(changed, tmp_path / 'config.yaml')
   assert config.load(tmp_path / 'config.yaml') == changed
 
 
-@pytest.mark.parametrize('enabled', [False, True])
-def test_config_may_say_by_one_word_whether_it_reports_to_wandb(tmp_path, enabled):
+def test_config_may_say_by_one_word_whether_it_reports_to_wandb(tmp_path):
   lines = config.to_yaml(presets.laptop('catch')).splitlines()
   start = lines.index('wandb:')
-  kept = [*lines[:start], f'wandb: {str(enabled).lower()}']
+  kept = [*lines[:start], 'wandb: true']
   (tmp_path / 'config.yaml').write_text('\n'.join(kept))
-  assert config.load(tmp_path / 'config.yaml').wandb == config.WandbConfig(enabled=enabled)
-
-
-def test_empty_name_for_wandb_is_refused(laptop):
-  with pytest.raises(ValueError, match=r'wandb.project=: must not be empty'):
-    config.override(laptop, ["wandb.project=''"])
+  assert config.load(tmp_path / 'config.yaml').wandb == config.WandbConfig(enabled=True)

@@ -125,17 +125,10 @@ def test_bad_file_is_named_with_its_key(make, text, words):
     make(text)
 
 
-def test_missing_file_is_one_line(capsys):
-  assert main.run(main.parse(['hephaestus', 'train', '--config', 'nowhere.yaml'])) == 2
-  expected = 'hephaestus train: --config nowhere.yaml: cannot be read (No such file or directory)\n'
-  assert capsys.readouterr().err == expected
-
-
-@pytest.mark.parametrize('text', ['[' * 100_000, '- ' * 100_000, '{a: ' * 100_000])
-def test_deeply_nested_file_is_refused(tmp_path, text):
+def test_deeply_nested_file_is_refused(tmp_path):
   """The parser in C would end the process by a segmentation fault."""
   path = tmp_path / 'config.yaml'
-  path.write_text(text)
+  path.write_text('[' * 100_000)
   for read in (config.load, config.read_partial):
     with pytest.raises(ValueError, match=f'{path}.*nested more than 100 deep'):
       read(path)

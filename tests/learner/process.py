@@ -20,7 +20,7 @@ import numpy as np
 
 from hephaestus.learner import checkpoint, devices, dreamer_update, loop, process_group
 from hephaestus.learner import config as learner_config
-from hephaestus.learner.sources import collected, on_policy, replayed, sampled, stale_filter
+from hephaestus.learner.sources import collected, on_policy, replayed, sampled
 
 BATCH = 8
 OLD = -100  # version of a sequence that PPO does not learn from
@@ -139,21 +139,21 @@ class Slow:
     return True
 
 
-def make_on_policy(folder, place, group, num_updates):
+def make_on_policy(folder, group, rank, num_updates):
   """PPO on a queue; at its end the first process has a batch, and publishes again meanwhile."""
   import small_ppo
 
-  is_first = place.rank == 0
+  is_first = rank == 0
   turns = Turns(folder)
   sampled.REPUBLISH_PERIOD = 0.5
 
   ppo = small_ppo.make_ppo()
-  kept = stale_filter.StaleFilter(max_staleness=50)
+  kept = on_policy.StaleFilter(max_staleness=50)
   make_batch = lambda seed: small_ppo.make_batch(ppo, seed)
   source = on_policy.OnPolicy(
     sampled.Trained(small_ppo.make_update(ppo, jax.device_count()), ppo.agent.acting_params),
     sampled.Link(
-      Queue(turns, kept.keep, make_batch, place.rank, place.size, num_updates + is_first),
+      Queue(turns, kept.keep, make_batch, rank, group.size, num_updates + is_first),
       Slow(turns) if is_first else None,
       launch_id=1,
       should_stop=(lambda: False) if is_first else turns.wait,
@@ -165,7 +165,7 @@ def make_on_policy(folder, place, group, num_updates):
   return turns.follow(source)
 
 
-def make_replayed(place, kind, num_updates, should_stop, compiles):
+def make_replayed(rank, size, kind, num_updates, should_stop, compiles):
   """The dreamer, or a trivial update, on replay; ends at a number of updates, or None."""
   if kind == 'dreamer':
     import small_dreamer
@@ -179,8 +179,8 @@ def make_replayed(place, kind, num_updates, should_stop, compiles):
   return replayed.FromReplay(
     sampled.Trained(update, lambda params: params),
     sampled.Link(
-      Batches(make_batch, place.rank, place.size, num_updates),
-      Nobody() if place.rank == 0 else None,
+      Batches(make_batch, rank, size, num_updates),
+      Nobody() if rank == 0 else None,
       launch_id=1,
       should_stop=should_stop,
     ),
@@ -191,13 +191,12 @@ def make_replayed(place, kind, num_updates, should_stop, compiles):
       warm_up_steps=0,
     ),
     publish_period=25,
-    num_processes=place.size,
+    num_processes=size,
   )
 
 
 def main(folder, coordinator, rank, size, kind, num_updates, ending):
-  place = process_group.Place(coordinator, rank, size)
-  group = process_group.ProcessGroup(place, should_stop=lambda: False)
+  group = process_group.ProcessGroup(coordinator, rank, size, should_stop=lambda: False)
   node = None
   compiling = threading.Event()
 
@@ -210,17 +209,17 @@ def main(folder, coordinator, rank, size, kind, num_updates, ending):
   should_stop = lambda: compiling.is_set() or (ending == 'stop' and is_done())
   most = num_updates if ending == 'starve' else None
   if kind == 'ppo':
-    source = make_on_policy(folder, place, group, num_updates)
+    source = make_on_policy(folder, group, rank, num_updates)
     config = learner_config.PPOLearnerConfig(checkpoint_updates=1, fused=False)
   else:
     compiles = compile_for_ever if ending == 'compile' else lambda: None
-    source = make_replayed(place, kind, most, should_stop, compiles)
+    source = make_replayed(rank, size, kind, most, should_stop, compiles)
     config = learner_config.LearnerConfig(batch_size=BATCH, checkpoint_updates=1)
   node = loop.Loop(
     source,
     config,
-    loop.Budget(max_environment_steps=10**9),
     loop.Hooks(should_stop=should_stop, make_logger=lambda step: mock.Mock()),
+    max_environment_steps=10**9,
     checkpointer=checkpoint.Checkpointer(folder / 'checkpoints') if rank == 0 else None,
     seed=rank,  # overridden by the first process's state
     group=group,
@@ -229,7 +228,7 @@ def main(folder, coordinator, rank, size, kind, num_updates, ending):
   try:
     node.run()
   finally:
-    state = checkpoint.replica(node.state)
+    state = devices.first_replica(node.state)
     np.savez(folder / f'{rank}.npz', *jax.tree.leaves(state))
 
 

@@ -52,10 +52,10 @@ def make_fused(
     on_trace()
     return unroll.unroll(*arguments)
 
-  envs = unrolled.Environments(unroll.init, act, num_envs, NUM_STEPS)
   made = unrolled.FusedProgram(
-    update, ppo.agent.acting_params, envs, jax.local_devices()[:num_devices]
-  )
+    update, ppo.agent.acting_params, unroll._replace(unroll=act), jax.local_devices()[:num_devices],
+    num_envs=num_envs, num_steps=NUM_STEPS,
+  )  # fmt: skip
   if compiled:
     made.compile()
   return made
@@ -142,7 +142,8 @@ class Folder:
     source = unrolled.Unrolled(
       made,
       max_environment_steps=max_environment_steps,
-      resume=unrolled.Resume(reset_moments, self.warnings.append),
+      reset_moments=reset_moments,
+      warn=self.warnings.append,
     )
     make_logger = lambda step: metrics.make_logger(
       path, 'learner', steps_key='learner_step', resume=('learner_step', step)
@@ -150,8 +151,9 @@ class Folder:
     self.run = loop.Loop(
       source,
       dataclasses.replace(CONFIG, **changes),
-      loop.Budget(max_environment_steps=max_environment_steps, max_seconds=max_seconds),
       loop.Hooks(should_stop=self.should_stop, make_logger=make_logger, between=self.between),
+      max_environment_steps=max_environment_steps,
+      max_seconds=max_seconds,
       checkpointer=checkpoint.Checkpointer(path / 'checkpoints'),
       seed=5,
     )

@@ -94,7 +94,8 @@ def test_replay_is_not_copied_between_updates():
   program, larger = (
     make_program(learns=False, **{'replay.strata[1].max_size': size}) for size in (32, 32 * 40)
   )
-  storage = larger.permanent_bytes() - program.permanent_bytes()
+  num_bytes = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+  storage = num_bytes(larger._replay_shapes()) - num_bytes(program._replay_shapes())
   assert storage > 1e5
   assert larger.num_bytes - program.num_bytes == pytest.approx(storage, rel=0.02)
 
@@ -175,8 +176,8 @@ class Folder:
     self.run = loop.Loop(
       unrolled.Unrolled(program, max_environment_steps=max_environment_steps),
       dataclasses.replace(CONFIG.learner),
-      loop.Budget(max_environment_steps=max_environment_steps),
       loop.Hooks(should_stop=self.should_stop, make_logger=make_logger),
+      max_environment_steps=max_environment_steps,
       checkpointer=checkpoint.Checkpointer(path / 'checkpoints'),
       seed=5,
     )

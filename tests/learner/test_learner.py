@@ -18,7 +18,7 @@ from hephaestus.actors import config as actors_config
 from hephaestus.agents.cognition import config as cognition_config
 from hephaestus.agents.cognition import registry
 from hephaestus.launch.files import metrics
-from hephaestus.learner import advice, checkpoint, dreamer_update, loop
+from hephaestus.learner import advice, checkpoint, devices, dreamer_update, loop
 from hephaestus.learner import config as learner_config
 from hephaestus.learner.sources import collected, replayed, sampled
 from hephaestus.replay import checkpoint as replay_checkpoint
@@ -125,8 +125,8 @@ class Run:
     return loop.Loop(
       source,
       LEARNER,
-      loop.Budget(max_environment_steps=max_environment_steps),
       loop.Hooks(should_stop=should_stop, make_logger=make_logger),
+      max_environment_steps=max_environment_steps,
       checkpointer=checkpoint.Checkpointer(self.folder / 'checkpoints'),
       seed=3,
     )
@@ -183,7 +183,7 @@ def train(run, num_updates):
 
   node = run.make_learner(should_stop)
   start = node.step
-  begun = plain(checkpoint.replica(node.state))
+  begun = plain(devices.first_replica(node.state))
   node.run()
   return node, begun
 
@@ -193,7 +193,7 @@ def test_interrupted_loop_resumes_where_it_stopped(tmp_path, parts):
   end_actor = run.act()
   first, _ = train(run, num_updates=13)
   end_actor()
-  live = plain(checkpoint.replica(first.state))
+  live = plain(devices.first_replica(first.state))
   saved = saved_state(run)
   assert saved.step == first.step == 13
   jax.tree.map(np.testing.assert_array_equal, plain(saved.state), live)
@@ -243,7 +243,7 @@ def test_loop_ends_at_its_budget_and_publishes_final_parameters(tmp_path, parts)
   assert snapshot.ended_launch == 1
   assert snapshot.version == node.step
   assert snapshot.environment_step >= 400
-  acting = run.parts.dreamer.agent.acting_params(checkpoint.replica(node.state).params)
+  acting = run.parts.dreamer.agent.acting_params(devices.first_replica(node.state).params)
   jax.tree.map(np.testing.assert_array_equal, snapshot.params, acting)
   rows = rows_of(tmp_path)
   assert {'replay_ratio', 'starved_fraction', 'replayed_steps_per_second', 'environment_step',

@@ -9,9 +9,9 @@ import reverb
 from hephaestus.actors import environments, rollout
 from hephaestus.agents import masked_ppo
 from hephaestus.launch.files import metrics
-from hephaestus.learner import checkpoint, loop, ppo_update
+from hephaestus.learner import checkpoint, devices, loop, ppo_update
 from hephaestus.learner import config as learner_config
-from hephaestus.learner.sources import on_policy, sampled, stale_filter
+from hephaestus.learner.sources import on_policy, sampled
 from hephaestus.replay import parameters, reader, tables, writer
 
 NUM_WORLDS, NUM_ROWS = 4, 5
@@ -53,7 +53,7 @@ class Run:
 
   def learn(self, until):
     """A loop that is stopped at a step."""
-    taken = stale_filter.StaleFilter(max_staleness=1)
+    taken = on_policy.StaleFilter(max_staleness=1)
     scale = ppo_update.auto_scale(LEARNER, num_envs=NUM_WORLDS, num_steps=NUM_ROWS - 1)
     read = reader.Reader(
       self.address, REPLAY.strata, self.schema, batch_size=NUM_WORLDS, max_in_flight=1,
@@ -81,8 +81,8 @@ class Run:
     node = loop.Loop(
       source,
       LEARNER,
-      loop.Budget(max_environment_steps=10**9),
       loop.Hooks(should_stop=should_stop, make_logger=make_logger),
+      max_environment_steps=10**9,
       checkpointer=checkpoint.Checkpointer(self.folder / 'checkpoints'),
       seed=0,
     )
@@ -121,11 +121,11 @@ def test_old_sequences_are_discarded_and_the_count_survives_restarts(tmp_path):
   assert [row['learner_step'] for row in rows] == [3, 6]
   assert rows[-1]['environment_step'] == 8 * STEPS
   assert rows[-1]['discarded_fraction'] == 0.0  # since the first update of this learner
-  assert int(checkpoint.replica(second.state).step) == 6
+  assert int(devices.first_replica(second.state).step) == 6
   changed = jax.tree.map(
     lambda x, y: not np.array_equal(x, y),
-    checkpoint.replica(first.state).params,
-    checkpoint.replica(second.state).params,
+    devices.first_replica(first.state).params,
+    devices.first_replica(second.state).params,
   )
   assert all(jax.tree.leaves(changed))
   run.server.stop()

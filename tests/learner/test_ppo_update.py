@@ -12,7 +12,7 @@ from small_ppo import BATCH, NUM_STEPS, make_batch, make_ppo, make_update
 from hephaestus.agents import returns
 from hephaestus.learner import checkpoint, devices, ppo_update
 from hephaestus.learner import config as learner_config
-from hephaestus.learner.sources import stale_filter
+from hephaestus.learner.sources import on_policy
 
 
 def make_trainer(ppo, num_devices=1, max_environment_steps=None, **changes):
@@ -76,7 +76,7 @@ def test_two_processes_take_the_steps_of_one_of_as_many_devices(ppo, processes):
   both.wait_for(lambda: 3 in both.saved(), 'three updates')
   saved = checkpoint.Checkpointer(both.folder / 'checkpoints', read_only=True)
   expected = single.arrays()
-  found, _ = saved.restore(stale_filter.saved_shapes(expected))
+  found, _ = saved.restore(on_policy.saved_shapes(expected))
   jax.tree.map(np.testing.assert_array_equal, found.train, expected)
   # One of them also reads an old sequence with each batch. All are counted before the next batch is
   # read, and before parameters are published, for which `process.py` makes the other one wait.

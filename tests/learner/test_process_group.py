@@ -6,7 +6,7 @@ import pytest
 import small_dreamer
 import trainer
 
-from hephaestus.learner import checkpoint, dreamer_update, process_group
+from hephaestus.learner import checkpoint, devices, dreamer_update, process_group
 
 
 @pytest.mark.timeout(500)
@@ -46,7 +46,7 @@ def test_two_processes_of_the_dreamer_take_the_step_of_one_of_eight_devices(proc
   single.step(small_dreamer.make_batch(dreamer))
   both.wait_for(both.saved, 'an update')
   ours = checkpoint.Checkpointer(both.folder / 'checkpoints', read_only=True)
-  state, step = ours.restore(checkpoint.replica(single.state))
+  state, step = ours.restore(devices.first_replica(single.state))
   assert step == 1
   moments = lambda state: jax.tree.leaves((state.model_opt_state, state.policy_opt_state))
   for found, expected in zip(moments(state), moments(single.arrays()), strict=True):

@@ -52,6 +52,8 @@ class Update:
 class Environments:
   """Environments whose sequences have numbers; stops within an unroll, once."""
 
+  metrics = ()
+
   def __init__(self, stops_at=None):
     self.unrolls = self.inits = self.closed = 0
     self.stopped = False
@@ -92,12 +94,11 @@ class Environments:
     self.closed += 1
 
 
-def make(envs, num_devices, replay=None):
-  on_host = stepped.HostEnvironments(
-    envs.init, envs.unroll, NUM_ENVS, NUM_STEPS, envs.shapes, envs.close
-  )
-  devices = jax.local_devices()[:num_devices]
-  program = stepped.HostProgram(Update(), lambda params: params, on_host, devices, replay)
+def make(envs, num_devices, replay=None, update=None):
+  program = stepped.HostProgram(
+    update or Update(), lambda params: params, envs, jax.local_devices()[:num_devices], replay,
+    num_envs=NUM_ENVS, num_steps=NUM_STEPS,
+  )  # fmt: skip
   program.compile()
   return program
 
@@ -126,8 +127,8 @@ def train(program, envs, max_environment_steps):
   made = loop.Loop(
     stepped.Stepped(program, max_environment_steps=max_environment_steps),
     learner_config.PPOLearnerConfig(log_period=100),
-    loop.Budget(max_environment_steps=max_environment_steps),
     loop.Hooks(should_stop=lambda: envs.stopped, make_logger=lambda step: rows),
+    max_environment_steps=max_environment_steps,
     checkpointer=None,
     seed=0,
   )
@@ -165,12 +166,8 @@ def test_on_policy_update_reads_each_unroll_once(num_devices):
 def test_update_that_cannot_count_its_steps_is_refused_with_what_it_lacks():
   params = collections.namedtuple('Params', ['params'])
   update = types.SimpleNamespace(init=lambda key: params(jnp.zeros(())))
-  envs, devices = Environments(), jax.local_devices()[:1]
-  on_host = stepped.HostEnvironments(
-    envs.init, envs.unroll, NUM_ENVS, NUM_STEPS, envs.shapes, envs.close
-  )
   with pytest.raises(ValueError, match=r'environment_step.*the field step.*opt_state'):
-    stepped.HostProgram(update, lambda params: params, on_host, devices)
+    make(Environments(), 1, update=update)
 
 
 def test_stop_within_an_unroll_keeps_the_state_before_it():

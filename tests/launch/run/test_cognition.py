@@ -71,11 +71,6 @@ def test_explicit_settings_win(capsys, tmp_path):
   assert 'memory (agent.memory_size=0 is given), dreams from memory (needs a memory)' in line
 
 
-def test_part_of_another_size_keeps_what_needs_it():
-  agent = make(*LAPTOP, '--cognition', '--env', 'catch', '--set', 'agent.memory_size=64').agent
-  assert (agent.memory_size, agent.memory_dream_share) == (64, 0.5)
-
-
 def test_run_resumes_without_the_flag_and_refuses_it_where_it_was_not_given(tmp_path):
   for name, words in (('on', ['--cognition']), ('off', [])):
     made = make(*LAPTOP, '--env', 'catch', *words)
@@ -92,7 +87,3 @@ def test_runs_of_several_seeds_have_it_and_say_so_once(tmp_path, capsys):
   found = seeds.plan(request.of(main.parse(['hephaestus', 'train', *words])), [0, 1])
   assert [run.config.agent.memory_size for run in found] == [4096, 4096]
   assert capsys.readouterr().out.count('--cognition switches on') == 1
-
-
-def test_command_of_a_child_asks_for_it():
-  assert request.TrainRequest(cognition=True).words() == ['--cognition']
