@@ -81,7 +81,7 @@ def _add_learning(parsers: Any) -> None:
   add('--label', default='default', metavar='NAME',
       help='name of these settings in rows and tables (default: default)')  # fmt: skip
   add('--out', type=pathlib.Path, default=pathlib.Path('runs/bench-learning'), metavar='DIR',
-      help='folder of rows, runs, table and pictures (default: runs/bench-learning)')  # fmt: skip
+      help='folder of rows, runs and table (default: runs/bench-learning)')  # fmt: skip
   add('--jobs', type=int, metavar='N', help='runs at a time (default: number of available cores)')
   add('--max-minutes', type=float, metavar='N', help='of training, after which a run ends early')
   add('--table', action='store_true', help='show the rows that are there, and train nothing')
@@ -188,8 +188,8 @@ def _learning(arguments: argparse.Namespace) -> int:
   elif rows:
     print(table.markdown(rows), end='')
   if rows:
-    for remark in table.write(rows, arguments.out):
-      say(remark)
+    (arguments.out / 'results.md').write_text(table.markdown(rows))
+    say(f'{arguments.out / "results.md"}: the table')
   return code
 
 
