@@ -104,10 +104,10 @@ class Sessions:
         'The errors of images are not measured, so it is not known how long dreams can be trusted.'
       )
     try:
-      found = dreams.of_policy(self._programs.policy, num_steps=MEASURED_STEPS, seed=self._seed)
+      found = dreams.compare(self._programs.policy, num_steps=MEASURED_STEPS, seed=self._seed)
     except ValueError as error:  # such as a number of environments that cannot be made
       return f'It was not measured how long dreams can be trusted: {error}'
-    return dreams.trust(found.summary)
+    return dreams.trust(found)
 
   def close(self) -> None:
     """Closes all sessions."""

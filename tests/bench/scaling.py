@@ -21,7 +21,6 @@ import jax
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.bench import speed
 from hephaestus.launch.bench.speed import Figure
-from hephaestus.launch.files import metrics
 from hephaestus.launch.run import fused
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.learner import devices as devices_lib
@@ -202,10 +201,7 @@ def show(program: str, measure: Callable[[], list[Figure]], *, as_json: bool) ->
   except ValueError as error:
     print(f'{program}: {error}', file=sys.stderr)
     return 2
-  if as_json:
-    print(metrics.to_json(speed.to_rows(figures)))
-  else:
-    speed.show(figures)
+  speed.show(figures, as_json=as_json)
   return 0
 
 
