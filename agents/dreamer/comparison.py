@@ -137,10 +137,10 @@ def measure(
   total, batch = sequence.reward.shape
   model = dreamer.model
   infer_key, start_key, member_key, noise_key = jax.random.split(key, 4)
-  replayed, novelty = _replay(dreamer, params, infer_key, sequence)
+  replayed = model.replay(params, jax.random.split(infer_key, batch), sequence)
   last = sequence.step_type == LAST
   start, _ = dream.starts(
-    dreamer.actor_critic, params['actor_critic'], replayed, last, novelty,
+    dreamer.actor_critic, params['actor_critic'], replayed, last, model.novelty(replayed),
     jax.random.split(start_key, batch), num_steps=None,
   )  # fmt: skip
   # States with K steps after them, of which none is the end of an episode.
@@ -300,15 +300,31 @@ def examine(
 ) -> Examination:
   """Examines a model and a critic on sequences [T, B, ...] of the agent's own policy, B at least 2."""
   model, policy, world = dreamer.model, dreamer.actor_critic, params['world_model']
-  infer_key, scramble_key, imagine_key = jax.random.split(key, 3)
-  replayed, novelty = _replay(dreamer, params, infer_key, sequence)
+  total, batch = sequence.reward.shape
+  infer_key, scramble_key, member_key, noise_key = jax.random.split(key, 4)
+  infer_keys = jax.random.split(infer_key, batch)
+  replayed = model.replay(params, infer_keys, sequence)
+  novelty = model.novelty(replayed)
   scrambled = sequence._replace(observation=_scrambled(scramble_key, sequence.observation))
-  # Both of a comparison have the same noise, and so the same key.
-  others = jnp.roll(sequence.action, 1, axis=1)
-  surprise, of_other = (
-    _surprise(dreamer, params, imagine_key, sequence._replace(action=action), replayed)
-    for action in (sequence.action, others)
+  before, after = (
+    lambda tree, steps=steps: jax.tree.map(lambda x: x[steps].reshape(-1, *x.shape[2:]), tree)
+    for steps in (slice(-1), slice(1, None))
   )
+  member = jax.random.randint(member_key, ((total - 1) * batch,), 0, model.config.ensemble_size)
+
+  def surprise(action: jax.Array) -> jax.Array:
+    """See `Examination.surprise`; the same noise for all actions."""
+    recurrent = before(rssm.Recurrent(replayed.latent, model.networks.actions.encode(action)))
+    imagined = _imagine(model, world, recurrent, member, noise_key)
+    found = -model.reward(world, imagined.features).log_prob(after(sequence.reward))
+    numbers, statistics = model.networks.numbers, world[modules.STATISTICS]
+    if numbers.size:
+      outputs, _ = model.rssm.decoder(world, imagined.latent, imagined.previous)
+      follows = jnp.ones(len(member), bool)
+      predicted = numbers.predict(outputs, recurrent.latent.numbers, follows, statistics)
+      found += numbers.loss(predicted, after(replayed.latent.numbers), statistics)[0]
+    return jnp.pad(found.reshape(total - 1, batch), ((1, 0), (0, 0)))
+
   module, features = policy.context.of_critic, replayed.features
   history = module.replayed(features, novelty, replayed.first.at[0].set(True))
   context = module.pool(params['actor_critic'], history, features)
@@ -318,19 +334,10 @@ def examine(
     discount=model.discount(world, features),
     value=values[actor_critic_lib.TASK].mean(),
     novelty=novelty,
-    scrambled=_replay(dreamer, params, infer_key, scrambled)[1],
-    surprise=surprise,
-    surprise_of_other=of_other,
+    scrambled=model.novelty(model.replay(params, infer_keys, scrambled)),
+    surprise=surprise(sequence.action),
+    surprise_of_other=surprise(jnp.roll(sequence.action, 1, axis=1)),
   )
-
-
-def _replay(
-  dreamer: dreamer_agent.Dreamer, params: Tree, key: chex.PRNGKey, sequence: experience.Sequence
-) -> tuple[rssm.Step, jax.Array]:
-  """The [T, B] steps of a sequence, and their novelty."""
-  keys = jax.random.split(key, sequence.reward.shape[1])
-  replayed = dreamer.model.replay(params, keys, sequence)
-  return replayed, dreamer.model.novelty(replayed)
 
 
 def _scrambled(key: chex.PRNGKey, observation: Tree) -> Tree:
@@ -346,33 +353,6 @@ def _scrambled(key: chex.PRNGKey, observation: Tree) -> Tree:
   scrambled = jax.tree.unflatten(tree, map(permute, jax.random.split(key, len(leaves)), leaves))
   mask = observation_lib.action_mask(observation)
   return scrambled if mask is None else scrambled | {observation_lib.ACTION_MASK: mask}
-
-
-def _surprise(
-  dreamer: dreamer_agent.Dreamer,
-  params: Tree,
-  key: chex.PRNGKey,
-  sequence: experience.Sequence,
-  replayed: rssm.Step,
-) -> jax.Array:
-  """See `Examination.surprise`, [T, B]."""
-  model, world = dreamer.model, params['world_model']
-  total, batch = sequence.reward.shape
-  merged = lambda tree: jax.tree.map(lambda x: x[:-1].reshape(-1, *x.shape[2:]), tree)
-  before = merged(rssm.Recurrent(replayed.latent, model.networks.actions.encode(sequence.action)))
-  count = (total - 1) * batch
-  member_key, noise_key = jax.random.split(key)
-  member = jax.random.randint(member_key, (count,), 0, dreamer.config.ensemble_size)
-  imagined = _imagine(model, world, before, member, noise_key)
-  after = lambda x: x[1:].reshape(-1, *x.shape[2:])
-  surprise = -model.reward(world, imagined.features).log_prob(after(sequence.reward))
-  numbers, statistics = model.networks.numbers, world[modules.STATISTICS]
-  if numbers.size:
-    outputs, _ = model.rssm.decoder(world, imagined.latent, imagined.previous)
-    follows = jnp.ones(count, bool)
-    predicted = numbers.predict(outputs, before.latent.numbers, follows, statistics)
-    surprise += numbers.loss(predicted, after(replayed.latent.numbers), statistics)[0]
-  return jnp.pad(surprise.reshape(total - 1, batch), ((1, 0), (0, 0)))
 
 
 class Belief(NamedTuple):
