@@ -8,13 +8,12 @@ Nothing is run: the update is compiled for devices that this machine only simula
 
 import argparse
 import collections
-import dataclasses
 import math
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -41,8 +40,7 @@ _LOGARITHM = re.compile(
 _OUTPUTS = re.compile(r'entry_computation_layout=.*?->(?P<shapes>.*)')
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Compiled:
+class Compiled(NamedTuple):
   """Figures of an update compiled for several devices.
 
   Attributes:
@@ -128,12 +126,7 @@ def lower(config: launch_config.ExperimentConfig, devices: list[jax.Device]) -> 
 
 
 def read_program(text: str, num_devices: int) -> Compiled:
-  """Counts collectives, instructions, products and logarithms in the text of a compiled program.
-
-  Args:
-    text: the optimised HLO, as `compiled.as_text()` gives it.
-    num_devices: number of devices that it was compiled for.
-  """
+  """Counts in the optimised HLO text of a program that was compiled for `num_devices` devices."""
   reduced = gathered = others = 0
   for found in _COLLECTIVE.finditer(text):
     num_bytes = sum(map(_num_bytes, _ARRAY.finditer(found['shape'])))
@@ -177,17 +170,9 @@ def _products(text: str) -> dict[str, int]:
 
 
 def output_dtypes(text: str) -> list[str]:
-  """Dtypes of the outputs of a compiled program, such as 'f32', in the order of their flattened tree.
-
-  Args:
-    text: the optimised HLO, as `compiled.as_text()` gives it.
-
-  Raises:
-    ValueError: the text names no outputs.
-  """
+  """Dtypes of the outputs, such as 'f32', of a compiled program's HLO text, in their tree's order."""
   found = _OUTPUTS.search(text)
-  if found is None:
-    raise ValueError('the text of the program names no outputs')
+  assert found is not None
   # One array, or a tuple in parentheses; further attributes of the program follow.
   shapes = re.match(r'\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|\S+', found['shapes'])
   assert shapes is not None

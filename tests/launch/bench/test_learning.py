@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hephaestus.actors import environments
-from hephaestus.launch import main, records
+from hephaestus.launch import main
 from hephaestus.launch.bench.learning import runs, scores, suite, table
 from hephaestus.launch.files import metrics
 
@@ -216,13 +216,3 @@ def test_run_has_one_row_and_is_not_trained_again(tmp_path, monkeypatch, capsys)
   (after,) = metrics.read(out / runs.ROWS)
   assert after['curve'] == found['curve'] and after['greedy'] == found['greedy']
   assert after['cpu_minutes'] > found['cpu_minutes']
-
-
-def test_fused_runs_are_of_agents_that_can_be_fused(tmp_path, monkeypatch):
-  settings = runs.Settings(tmp_path)
-  command = lambda agent: runs.train_command(runs.SuiteRun(CATCH, agent, 0), settings)
-  assert '--fused' in command('dreamer')
-  monkeypatch.setattr(records.find_record('dreamer').__class__, 'can_fuse', False)
-  assert '--fused' not in command('dreamer')
-  distributed = runs.Settings(tmp_path, fused=False)
-  assert settings.recorded() == distributed.recorded() | {'fused': True}
