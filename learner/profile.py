@@ -8,13 +8,12 @@ import gzip
 import json
 import pathlib
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from absl import logging
 
 MOST_UPDATES = 100  # of a span: one update of the laptop preset is some 20,000 events
 MOST_UNROLLS = 32  # that an actor traces
-PROFILED = 'profiled'  # an event that spans the trace
 _DONE, _PERFETTO = 'done.json', 'perfetto.json.gz'
 
 
@@ -73,7 +72,6 @@ class Profiler:
     self._first: int | None = None  # step at which the trace began
     self._calls = 0
     self._began = 0.0
-    self._annotation = contextlib.ExitStack()
 
   def next(self, step: int) -> int | None:
     """The next step at which the trace may begin or end, by a call of `reach`; None without one."""
@@ -110,7 +108,6 @@ class Profiler:
     self._over = True
     seconds = time.monotonic() - self._began
     try:
-      self._annotation.close()
       jax.profiler.stop_trace()
       done = {'first': self._first, 'last': step, 'seconds': seconds}
       (self._folder / _DONE).write_text(json.dumps(done))
@@ -126,7 +123,6 @@ class Profiler:
       options.host_tracer_level = 3  # operations on a CPU
       options.python_tracer_level = 0  # and not Python's calls
       jax.profiler.start_trace(str(self._folder), profiler_options=options)
-      self._annotation.enter_context(jax.profiler.TraceAnnotation(PROFILED))
     except Exception as error:  # as above, or another trace is being made
       logging.warning('Nothing is traced: %s', error)
       self._over = True
@@ -141,15 +137,21 @@ def report(span: Span, run: pathlib.Path) -> str:
   """
   folder = span.folder(run)
   nodes = sorted(folder.glob(f'*/{_DONE}'), key=lambda path: path.parent.name != 'learner')
-  texts = []
-  for done in nodes:
-    try:
-      _for_perfetto(done.parent)
-      texts.append(_describe(done.parent.name, json.loads(done.read_text())))
-    except (OSError, EOFError, ValueError, KeyError) as error:  # incomplete
-      texts.append(f'{done.parent.name}: its trace cannot be read ({error})')
   if not nodes:
     return f'profile of updates {span.start} to {span.stop}: none, the run did not get there'
+  texts = []
+  for done in nodes:
+    node = done.parent.name
+    try:
+      _for_perfetto(done.parent)
+      found = json.loads(done.read_text())
+      first, last, seconds = found['first'], found['last'], found['seconds']
+      what, each = 'versions', ''
+      if node == 'learner':
+        what, each = 'updates', f', {1000 * seconds / max(1, last - first):.1f} ms each'
+      texts.append(f'{node}, {what} {first} to {last}: {seconds:.2f} s{each}')
+    except (OSError, EOFError, ValueError, KeyError) as error:  # incomplete
+      texts.append(f'{node}: its trace cannot be read ({error})')
   shown = f'for https://ui.perfetto.dev: {folder}/*/{_PERFETTO}; for TensorBoard: {folder}'
   return '\n'.join([*texts, shown])
 
@@ -164,13 +166,3 @@ def _for_perfetto(folder: pathlib.Path) -> None:
   trace.pop('metadata', None)
   with contextlib.suppress(OSError), gzip.open(folder / _PERFETTO, 'wt') as file:
     file.write(json.dumps(trace))  # `json.dump` encodes in Python, ten times as slowly
-
-
-def _describe(node: str, done: dict[str, Any]) -> str:
-  learns = node == 'learner'
-  count = done['last'] - done['first']
-  each = f', {1000 * done["seconds"] / count:.1f} ms each' if learns and count else ''
-  return (
-    f'{node}, {"updates" if learns else "versions"} {done["first"]} to {done["last"]}: '
-    f'{done["seconds"]:.2f} s{each}'
-  )

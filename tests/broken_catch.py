@@ -39,20 +39,6 @@ class Late(catch.Catch):
     return super().render(state.game)
 
 
-class Deaf(catch.Catch):
-  """The paddle stays, whatever the action."""
-
-  def step(self, key, state, action):
-    return super().step(key, state, jnp.ones_like(action))
-
-
-class Blind(catch.Catch):
-  """The observation leaves out the ball, so it does not determine the reward."""
-
-  def observe(self, state):
-    return super().observe(_hidden(self, state))
-
-
 class Forgetful(catch.Catch):
   """Only the first observation shows the ball, so the task needs memory."""
 

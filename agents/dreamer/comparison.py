@@ -27,11 +27,6 @@ if TYPE_CHECKING:
 Tree = Any
 LAST = int(dm_env.StepType.LAST)
 
-MOST_WRONG = 0.1
-"""Share of dreams with a wrong number, see `Fidelity.wrong`, up to which dreams can be trusted."""
-MOST_ERROR = 0.5
-"""Error of real-valued numbers, see `Fidelity.error`, up to which dreams can be trusted, in standard deviations."""
-
 
 def foresee(
   model: world_model.WorldModel,
@@ -60,17 +55,16 @@ def foresee(
   num_steps = len(action)
   member_key, noise_key = jax.random.split(key)
   member = jax.random.randint(member_key, (1,), 0, model.config.ensemble_size)
-  noise = jax.vmap(model.rssm.imagined_noise)(jax.random.split(noise_key, num_steps))
+  keys = jax.random.split(noise_key, num_steps)
   is_first = jnp.arange(num_steps) == 0
   is_observed = jnp.arange(num_steps) < context
-  inputs = (observation, is_first, is_observed, model.networks.actions.encode(action), noise)
-  matrices = model.rssm.matrices(model_params)
+  inputs = (observation, is_first, is_observed, model.networks.actions.encode(action))
 
   def step(carry, inputs):
-    closed, open_, memory = carry
-    observation, first, observed, action, noise = jax.tree.map(lambda x: x[None], inputs)
+    (closed, open_, memory), (key, inputs) = carry, inputs
+    observation, first, observed, action = jax.tree.map(lambda x: x[None], inputs)
     seen, _ = model.observe(params, closed, observation, first, None)
-    imagined = model.rssm.imagine(model_params, matrices, open_, member, noise)
+    imagined = _imagine(model, model_params, open_, member, key)
     state = lambda step: (step.latent._replace(recalled=None), step.previous)
     latent, previous = jax.tree.map(
       lambda x, y: jnp.where(observed[0], x, y), state(seen), state(imagined)
@@ -85,8 +79,20 @@ def foresee(
 
   initial = model.rssm.initial(1)
   carry = initial, initial, actor_critic.context.initial(1)
-  _, (predicted, masks, salience) = jax.lax.scan(step, carry, inputs)
+  _, (predicted, masks, salience) = jax.lax.scan(step, carry, (keys, inputs))
   return agent_lib.Foresight(predicted, salience, masks)
+
+
+def _imagine(
+  model: world_model.WorldModel,
+  world: Tree,
+  recurrent: rssm.Recurrent,
+  member: jax.Array,
+  key: chex.PRNGKey,
+) -> rssm.Step:
+  """A step sampled from the priors of members, [B'] int32 each, after the states [B', ...]."""
+  noise = jax.vmap(model.rssm.imagined_noise)(jax.random.split(key, len(member)))
+  return model.imagine(world, model.rssm.matrices(world), recurrent, member, noise)
 
 
 class Tally(NamedTuple):
@@ -100,52 +106,12 @@ class Tally(NamedTuple):
   total: jax.Array
   number: jax.Array
 
-  @classmethod
-  def of(cls, values: jax.Array, counted: jax.Array) -> Tally:
-    """Sums [..., T, B] values over the last two axes, where `counted` (bool, [..., T, B]) is True."""
-    counted = jnp.broadcast_to(counted, values.shape)
-    return cls(
-      jnp.sum(jnp.where(counted, values, 0.0), axis=(-2, -1)),
-      jnp.sum(counted.astype(jnp.float32), axis=(-2, -1)),
-    )
 
-
-class Fidelity(NamedTuple):
-  """Errors of imagined rollouts, compared with the environment.
-
-  Each field is a Tally, of which the mean is described: over starts, for `end` and `paid` over all steps.
-  Index k is the step k + 1 steps after the start; in a sum, it is the last one.
-  `imagined` and `real` follow the policy from the same states, in the model and in the environment.
-  `wrong` to `missed` are open-loop predictions, with the actions that were taken. `end` and `paid` are
-  predicted from the posterior of the step itself, without imagination.
-
-  Attributes:
-    imagined: [K] sums of imagined rewards, each weighted by the probability that the episode lasts.
-    real: [K] sums of rewards, until the episode terminates; where a time limit ends it, neither this
-      nor `imagined` is counted beyond.
-    wrong: [K] whether any binary or discrete number of the observation is predicted wrongly.
-    error: [K] mean absolute error of real numbers, in standard deviations.
-    continues: [K] predicted discount at real terminations; 0 is right.
-    lasts: [K] predicted discount at other steps; 1 is right.
-    reward: [K] predicted rewards, each times the sign of the real one, relative to the sum of absolute
-      real rewards; 1 is right.
-    missed: [K] absolute predicted reward where the real one is 0.
-    end: [] as `continues`, from the posterior.
-    paid: [] as `reward`, from the posterior.
-    value: [] the critic's values of the starts.
-  """
-
-  imagined: Tally
-  real: Tally
-  wrong: Tally
-  error: Tally
-  continues: Tally
-  lasts: Tally
-  reward: Tally
-  missed: Tally
-  end: Tally
-  paid: Tally
-  value: Tally
+def _tally(values: jax.Array, counted: jax.Array) -> Tally:
+  """Sums [..., T, B] values over the last two axes, where `counted` (bool, [..., T, B]) is True."""
+  counted = jnp.broadcast_to(counted, values.shape)
+  total = jnp.sum(jnp.where(counted, values, 0.0), axis=(-2, -1))
+  return Tally(total, jnp.sum(counted.astype(jnp.float32), axis=(-2, -1)))
 
 
 def measure(
@@ -154,8 +120,8 @@ def measure(
   key: chex.PRNGKey,
   sequence: experience.Sequence,
   num_steps: int,
-) -> Fidelity:
-  """Tallies of dreams compared with reality, from all steps that have `num_steps` steps after them.
+) -> dict[str, Tally]:
+  """Compares dreams with reality, from all steps that have `num_steps` steps after them.
 
   Args:
     dreamer: the agent.
@@ -163,12 +129,17 @@ def measure(
     key: PRNG key of latents, dreams and actions.
     sequence: [T, B, ...] made by the agent's own policy, T > `num_steps`.
     num_steps: K, imagined steps, at most `config.horizon_max`.
+
+  Returns:
+    Tallies of the fields of `Summary`, and [K] of those of `Row`, where index k is k + 1 steps after the
+    start.
   """
   total, batch = sequence.reward.shape
   model = dreamer.model
   infer_key, start_key, member_key, noise_key = jax.random.split(key, 4)
-  replayed, novelty = _replay(dreamer, params, infer_key, sequence)
+  replayed = model.replay(params, jax.random.split(infer_key, batch), sequence)
   last = sequence.step_type == LAST
+  novelty = model.novelty(replayed)
   read = dreamer.actor_critic.along(params['actor_critic'], replayed, novelty)
   start_keys = jax.random.split(start_key, batch)
   start = dream.starts(read, replayed.latent, last, novelty, start_keys, num_steps=None)
@@ -187,26 +158,41 @@ def measure(
   survives = jnp.cumprod(dreamt.discount.at[0].set(1.0)[:num_steps], axis=0)
   imagined = jnp.cumsum(survives * dreamt.reward[1 : num_steps + 1], axis=0)
   real = jnp.cumsum(jnp.where(alive, reward, 0.0), axis=0)
-  keys = member_key, noise_key
-  numbers, predicted, lasts = _foresee(dreamer, params, start, sequence, keys, num_steps)
+
+  # The same number of steps with the actions that were taken.
+  member = jax.random.randint(member_key, (total * batch,), 0, dreamer.config.ensemble_size)
+
+  def step(latent: rssm.Latent, inputs):
+    action, key = inputs
+    action = action.reshape(total * batch, *action.shape[2:])
+    recurrent = rssm.Recurrent(latent, action)
+    imagined = _imagine(model, params['world_model'], recurrent, member, key)
+    reward = model.reward(params['world_model'], imagined.features).mean()
+    found = imagined.latent.numbers, reward, imagined.discount
+    return imagined.latent, jax.tree.map(lambda x: x.reshape(total, batch, *x.shape[1:]), found)
+
+  action = model.networks.actions.encode(sequence.action)
+  actions = jnp.stack([_shifted(action, k) for k in range(num_steps)])
+  noise_keys = jax.random.split(noise_key, num_steps)
+  _, (numbers, predicted, lasts) = jax.lax.scan(step, start.latent, (actions, noise_keys))
   ends = alive & (discount == 0)
   wrong, error = model.networks.numbers.differences(
     numbers, after(replayed.latent.numbers), params['world_model']['statistics']
   )
   now = model.reward(params['world_model'], replayed.features).mean()
-  return Fidelity(
-    imagined=Tally.of(imagined.reshape(num_steps, total, batch), whole),
-    real=Tally.of(real, whole),
-    wrong=Tally.of(wrong.astype(jnp.float32), alive),
-    error=Tally.of(error, alive),
-    continues=Tally.of(lasts, ends),
-    lasts=Tally.of(lasts, alive & ~ends),
-    reward=_share(predicted, jnp.where(alive, reward, 0.0)),
-    missed=Tally.of(jnp.abs(predicted), alive & (reward == 0)),
-    end=Tally.of(model.discount(params['world_model'], replayed.features), sequence.discount == 0),
-    paid=_share(now, jnp.where(replayed.first, 0.0, sequence.reward)),
-    value=Tally.of(dreamt.values['task'][0].reshape(total, batch), begins),
-  )
+  return {
+    'imagined': _tally(imagined.reshape(num_steps, total, batch), whole),
+    'real': _tally(real, whole),
+    'wrong': _tally(wrong.astype(jnp.float32), alive),
+    'error': _tally(error, alive),
+    'continues': _tally(lasts, ends),
+    'lasts': _tally(lasts, alive & ~ends),
+    'reward': _share(predicted, jnp.where(alive, reward, 0.0)),
+    'missed': _tally(jnp.abs(predicted), alive & (reward == 0)),
+    'end': _tally(model.discount(params['world_model'], replayed.features), sequence.discount == 0),
+    'paid': _share(now, jnp.where(replayed.first, 0.0, sequence.reward)),
+    'value': _tally(dreamt.values['task'][0].reshape(total, batch), begins),
+  }
 
 
 def _met(event: jax.Array, num_steps: int) -> jax.Array:
@@ -221,45 +207,30 @@ def _share(predicted: jax.Array, real: jax.Array) -> Tally:
   return Tally(sum_(predicted * jnp.sign(real)), sum_(jnp.abs(real)))
 
 
-def _foresee(
-  dreamer: dreamer_agent.Dreamer,
-  params: Tree,
-  start: dream.Start,
-  sequence: experience.Sequence,
-  keys: tuple[chex.PRNGKey, chex.PRNGKey],
-  num_steps: int,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Numbers, rewards and discounts of K steps imagined from each start with the actions that were taken.
-
-  They are open-loop predictions, [K, T, B, ...].
-  """
-  model, world = dreamer.model, params['world_model']
-  action = model.networks.actions.encode(sequence.action)
-  count = len(start.weight)
-  member = jax.random.randint(keys[0], (count,), 0, dreamer.config.ensemble_size)
-  matrices = model.rssm.matrices(world)
-
-  def step(latent: rssm.Latent, inputs):
-    action, key = inputs
-    noise = jax.vmap(model.rssm.imagined_noise)(jax.random.split(key, count))
-    imagined = model.imagine(world, matrices, rssm.Recurrent(latent, action), member, noise)
-    reward = model.reward(world, imagined.features).mean()
-    return imagined.latent, (imagined.latent.numbers, reward, imagined.discount)
-
-  actions = jnp.stack([_shifted(action, k) for k in range(num_steps)])
-  actions = actions.reshape(num_steps, count, *action.shape[2:])
-  _, foreseen = jax.lax.scan(step, start.latent, (actions, jax.random.split(keys[1], num_steps)))
-  shape = (num_steps, *sequence.reward.shape)
-  return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[2:]), foreseen)
-
-
 def _shifted(x: jax.Array, steps: int) -> jax.Array:
   """Shifts [T, ...] so that index t holds step t + `steps`; beyond the end, values are never counted."""
   return jnp.roll(x, -steps, axis=0)
 
 
 class Row(NamedTuple):
-  """Means of the fields of `Fidelity` after a number of imagined `steps`; None where nothing was counted."""
+  """Errors of dreams after a number of imagined steps, means over starts; None where nothing was counted.
+
+  `imagined` and `real` follow the policy from the same states, in the model and in the environment; all
+  others are of open-loop predictions, with the actions that were taken.
+
+  Attributes:
+    steps: number of imagined steps.
+    imagined: sum of imagined rewards, each weighted by the probability that the episode lasts.
+    real: sum of rewards, until the episode terminates; where a time limit ends it, neither this
+      nor `imagined` is counted beyond.
+    wrong: whether any binary or discrete number of the observation is predicted wrongly.
+    error: mean absolute error of real numbers, in standard deviations.
+    continues: predicted discount at real terminations; 0 is right.
+    lasts: predicted discount at other steps; 1 is right.
+    reward: predicted rewards, each times the sign of the real one, relative to the sum of absolute
+      real rewards; 1 is right.
+    missed: absolute predicted reward where the real one is 0.
+  """
 
   steps: int
   imagined: float | None
@@ -273,7 +244,14 @@ class Row(NamedTuple):
 
 
 class Summary(NamedTuple):
-  """Means of the fields of `Fidelity` over all dreams, and `rows` after 1, 2, 4, ... imagined steps."""
+  """Errors of dreams, and what is predicted from the posterior, without imagination; None without any.
+
+  Attributes:
+    value: mean of the critic's values of the starts.
+    end: as `Row.continues`, from the posterior.
+    paid: as `Row.reward`, from the posterior.
+    rows: errors after 1, 2, 4, ... imagined steps.
+  """
 
   value: float | None
   end: float | None
@@ -281,32 +259,16 @@ class Summary(NamedTuple):
   rows: Sequence[Row]
 
 
-def summary(total: Fidelity, num_steps: int) -> Summary:
-  """Summarises tallies, host arrays, of dreams of `num_steps` steps."""
+def summary(tallies: dict[str, Tally], num_steps: int) -> Summary:
+  """Summarises tallies of `measure`, host arrays, of dreams of `num_steps` steps."""
 
   def mean(name: str, *at: int) -> float | None:
-    tally = getattr(total, name)
-    number = float(tally.number[at])
-    return float(tally.total[at]) / number if number > 0 else None
+    total, number = (float(x[at]) for x in tallies[name])
+    return total / number if number > 0 else None
 
   steps = [2**power for power in range(num_steps.bit_length())]
   rows = [Row(step, *(mean(name, step - 1) for name in Row._fields[1:])) for step in steps]
   return Summary(mean('value'), mean('end'), mean('paid'), rows)
-
-
-def trusted(found: Summary) -> tuple[Row | None, Row | None]:
-  """The `Row` of the most steps for which dreams can be trusted, and the one after it.
-
-  The former is None if they cannot be trusted for one step, the latter if no more steps were measured.
-  """
-  before = None
-  for row in found.rows:
-    if row.wrong is None or row.error is None:
-      break
-    if row.wrong > MOST_WRONG or row.error > MOST_ERROR:
-      return before, row
-    before = row
-  return before, None
 
 
 class Examination(NamedTuple):
@@ -338,15 +300,31 @@ def examine(
 ) -> Examination:
   """Examines a model and a critic on sequences [T, B, ...] of the agent's own policy, B at least 2."""
   model, policy, world = dreamer.model, dreamer.actor_critic, params['world_model']
-  infer_key, scramble_key, imagine_key = jax.random.split(key, 3)
-  replayed, novelty = _replay(dreamer, params, infer_key, sequence)
+  total, batch = sequence.reward.shape
+  infer_key, scramble_key, member_key, noise_key = jax.random.split(key, 4)
+  infer_keys = jax.random.split(infer_key, batch)
+  replayed = model.replay(params, infer_keys, sequence)
+  novelty = model.novelty(replayed)
   scrambled = sequence._replace(observation=_scrambled(scramble_key, sequence.observation))
-  # Both of a comparison have the same noise, and so the same key.
-  others = jnp.roll(sequence.action, 1, axis=1)
-  surprise, of_other = (
-    _surprise(dreamer, params, imagine_key, sequence._replace(action=action), replayed)
-    for action in (sequence.action, others)
+  before, after = (
+    lambda tree, steps=steps: jax.tree.map(lambda x: x[steps].reshape(-1, *x.shape[2:]), tree)
+    for steps in (slice(-1), slice(1, None))
   )
+  member = jax.random.randint(member_key, ((total - 1) * batch,), 0, model.config.ensemble_size)
+
+  def surprise(action: jax.Array) -> jax.Array:
+    """See `Examination.surprise`; the same noise for all actions."""
+    recurrent = before(rssm.Recurrent(replayed.latent, model.networks.actions.encode(action)))
+    imagined = _imagine(model, world, recurrent, member, noise_key)
+    found = -model.reward(world, imagined.features).log_prob(after(sequence.reward))
+    numbers, statistics = model.networks.numbers, world[modules.STATISTICS]
+    if numbers.size:
+      outputs, _ = model.rssm.decoder(world, imagined.latent, imagined.previous)
+      follows = jnp.ones(len(member), bool)
+      predicted = numbers.predict(outputs, recurrent.latent.numbers, follows, statistics)
+      found += numbers.loss(predicted, after(replayed.latent.numbers), statistics)[0]
+    return jnp.pad(found.reshape(total - 1, batch), ((1, 0), (0, 0)))
+
   own, features = params['actor_critic'], replayed.features
   context = policy.context.pool(own, policy.along(own, replayed, novelty))
   values = policy.values(own, features, context)
@@ -355,19 +333,10 @@ def examine(
     discount=model.discount(world, features),
     value=values[actor_critic_lib.TASK].mean(),
     novelty=novelty,
-    scrambled=_replay(dreamer, params, infer_key, scrambled)[1],
-    surprise=surprise,
-    surprise_of_other=of_other,
+    scrambled=model.novelty(model.replay(params, infer_keys, scrambled)),
+    surprise=surprise(sequence.action),
+    surprise_of_other=surprise(jnp.roll(sequence.action, 1, axis=1)),
   )
-
-
-def _replay(
-  dreamer: dreamer_agent.Dreamer, params: Tree, key: chex.PRNGKey, sequence: experience.Sequence
-) -> tuple[rssm.Step, jax.Array]:
-  """The [T, B] steps of a sequence, and their novelty."""
-  keys = jax.random.split(key, sequence.reward.shape[1])
-  replayed = dreamer.model.replay(params, keys, sequence)
-  return replayed, dreamer.model.novelty(replayed)
 
 
 def _scrambled(key: chex.PRNGKey, observation: Tree) -> Tree:
@@ -383,38 +352,6 @@ def _scrambled(key: chex.PRNGKey, observation: Tree) -> Tree:
   scrambled = jax.tree.unflatten(tree, map(permute, jax.random.split(key, len(leaves)), leaves))
   mask = observation_lib.action_mask(observation)
   return scrambled if mask is None else scrambled | {observation_lib.ACTION_MASK: mask}
-
-
-def _surprise(
-  dreamer: dreamer_agent.Dreamer,
-  params: Tree,
-  key: chex.PRNGKey,
-  sequence: experience.Sequence,
-  replayed: rssm.Step,
-) -> jax.Array:
-  """See `Examination.surprise`, [T, B]."""
-  model, world = dreamer.model, params['world_model']
-  total, batch = sequence.reward.shape
-  merged = lambda tree: jax.tree.map(lambda x: x[:-1].reshape(-1, *x.shape[2:]), tree)
-  before = merged(replayed.latent)
-  count = (total - 1) * batch
-  member_key, noise_key = jax.random.split(key)
-  imagined = model.rssm.imagine(
-    world,
-    model.rssm.matrices(world),
-    rssm.Recurrent(before, merged(model.networks.actions.encode(sequence.action))),
-    jax.random.randint(member_key, (count,), 0, dreamer.config.ensemble_size),
-    jax.vmap(model.rssm.imagined_noise)(jax.random.split(noise_key, count)),
-  )
-  after = lambda x: x[1:].reshape(-1, *x.shape[2:])
-  surprise = -model.reward(world, imagined.features).log_prob(after(sequence.reward))
-  numbers, statistics = model.networks.numbers, world[modules.STATISTICS]
-  if numbers.size:
-    outputs, _ = model.rssm.decoder(world, imagined.latent, imagined.previous)
-    follows = jnp.ones(count, bool)
-    predicted = numbers.predict(outputs, before.numbers, follows, statistics)
-    surprise += numbers.loss(predicted, after(replayed.latent.numbers), statistics)[0]
-  return jnp.pad(surprise.reshape(total - 1, batch), ((1, 0), (0, 0)))
 
 
 class Belief(NamedTuple):
@@ -500,7 +437,7 @@ class Steering:
       params: parameters of all parts of the agent.
       key: PRNG key of the policy's action.
       before: belief at the step before.
-      action: the action that led to the step, as in the action spec; unread at FIRST.
+      action: the action that led to the step, unread at FIRST.
       observation: observation of the step, with its action mask if there is one.
       first: [] bool, whether the step is FIRST.
     """
@@ -512,7 +449,7 @@ class Steering:
     observation, first = jax.tree.map(lambda x: jnp.asarray(x)[None], (observation, first))
     step, recall = model.observe(params, recurrent, observation, first, None)
     mask = observation_lib.action_mask(observation)
-    return self._predict(params, key, before, step, self._held(params, step), mask, recall)
+    return self._predict(params, key, before, step, mask, recall)
 
   def imagine(
     self,
@@ -547,14 +484,7 @@ class Steering:
       noise if sampled else None,
     )
     mask = model.action_mask(world, step.features) if model.networks.has_mask else None
-    held = self._held(params, step)
-    return self._predict(params, action_key, before, step, held, mask)
-
-  def _held(self, params: Tree, step: rssm.Step) -> Tree:
-    """The observation [1, ...] that the model's state holds: its numbers, and images by the decoder."""
-    networks = self.dreamer.model.networks
-    _, images = self.dreamer.model.rssm.decoder(params['world_model'], step.latent, step.previous)
-    return networks.codec.assemble(networks.numbers.to_flat(step.latent.numbers), images)
+    return self._predict(params, action_key, before, step, mask)
 
   def _recurrent(self, before: Belief, action: jax.Array) -> rssm.Recurrent:
     encoded = self.dreamer.model.networks.actions.encode(jnp.asarray(action)[None])
@@ -566,11 +496,10 @@ class Steering:
     key: chex.PRNGKey,
     before: Belief,
     step: rssm.Step,
-    observation: Tree,
     mask: jax.Array | None,
     recall: Any = None,
   ) -> tuple[Belief, Prediction]:
-    """The belief and the predictions at a step [1, ...], where `observation` is shown and `mask` is legal."""
+    """The belief and the predictions at a step [1, ...], where the actions of `mask` are legal."""
     model, policy = self.dreamer.model, self.dreamer.actor_critic
     world, own = params['world_model'], params['actor_critic']
     novelty = model.novelty(step)
@@ -581,8 +510,10 @@ class Steering:
     action, _ = policy.sample(distribution, jnp.zeros_like(noise) if self.greedy else noise)
     values = policy.values(own, step.features, context)
     members, unrounded = self._members(world, step, before.latent)
+    _, images = model.rssm.decoder(world, step.latent, step.previous)
+    numbers = model.networks.numbers.to_flat(step.latent.numbers)
     prediction = Prediction(
-      observation=observation,
+      observation=model.networks.codec.assemble(numbers, images),
       reward=model.reward(world, step.features).mean(),
       discount=model.discount(world, step.features),
       values={name: value.mean() for name, value in values.items()},

@@ -13,7 +13,7 @@ import pathlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
 from hephaestus.launch.agents import machine
@@ -36,11 +36,6 @@ _TINY: Sequence[str] = (
   'replay.strata[1].max_size=512',
 )  # fmt: skip
 _PLATFORM = 'import jax; print(jax.devices()[0].platform)'
-# Peak FLOP/s in dense bfloat16 by the makers' data sheets, by the beginning of a device's name.
-_PEAKS = {
-  'NVIDIA H200': 989e12, 'NVIDIA H100 80GB HBM3': 989e12, 'NVIDIA A100': 312e12, 'NVIDIA L4,': 121e12,
-  'TPU v4': 275e12, 'TPU v5 lite': 197e12, 'TPU v5,': 459e12, 'TPU v5p': 459e12, 'TPU v6 lite': 918e12,
-}  # fmt: skip
 
 
 class Section(NamedTuple):
@@ -87,29 +82,19 @@ def sections(preset: str, folder: pathlib.Path, *, rehearse: bool = False) -> li
   learner = ['bench', 'speed', 'learner', '--json', '--seconds', '0.1' if rehearse else '5', *tiny]
   of_size = [*learner, '--size', 'laptop' if rehearse else 'full']
   update = [*learner, '--preset', preset]
-  fused = ['train', '--fused', '--preset', preset, *tiny]
+  fused = ['train', '--fused', '--preset', preset, *tiny, '--set', *_FUSED]
   catch, craftax = ['--env', 'catch'], ['--env', 'craftax/Craftax-Classic-Symbolic-v1']
-  ending = ['--set', *_FUSED]
+  horizon = lambda n: ['--set', f'agent.horizon_max={n}', f'agent.horizon_min={n}']
   return [
     Section('learner', [*of_size, '--phases'], long_limit),
     Section('update', [*update, *catch], limit),
     Section('update/craftax', [*update, *craftax], limit),
-    Section('fused', [*fused, *catch, *ending], training, folder / 'fused'),
+    Section('fused', [*fused, *catch], training, folder / 'fused'),
     *(
-      Section(f'batch/{size}', [*of_size, '--set', f'learner.batch_size={size}'], limit)
-      for size in batches
+      Section(f'batch/{n}', [*of_size, '--set', f'learner.batch_size={n}'], limit) for n in batches
     ),
-    *(
-      Section(
-        f'horizon/{steps}',
-        [*of_size, '--set', f'agent.horizon_max={steps}', f'agent.horizon_min={steps}'],
-        limit,
-      )
-      for steps in horizons
-    ),
-    Section(
-      'craftax', [*fused, *craftax, '--steps', '1000000', *ending], longest, folder / 'craftax'
-    ),
+    *(Section(f'horizon/{n}', [*of_size, *horizon(n)], limit) for n in horizons),
+    Section('craftax', [*fused, *craftax, '--steps', '1000000'], longest, folder / 'craftax'),
   ]
 
 
@@ -132,11 +117,10 @@ class Report:
       if path.exists():
         self._content = json.loads(path.read_text())
       self.sections: dict[str, dict[str, Any]] = self._content.setdefault('sections', {})
-      if not all(isinstance(each, dict) for each in self.sections.values()):
-        raise TypeError
-    except (ValueError, AttributeError, TypeError):
+      found = self._content.get('rehearsal')
+    except (ValueError, AttributeError):
       raise ValueError(f'--out {path}: is not a file of this command; give another') from None
-    if self._content.get('rehearsal') is not rehearsal:
+    if found is not rehearsal:
       raise ValueError(f'--out {path}: is {"not " * rehearsal}of a rehearsal; give another')
 
   def lacks(self, name: str) -> bool:
@@ -151,7 +135,6 @@ class Report:
       'jax': importlib.metadata.version('jax'),
       **section,
     }
-    self._path.parent.mkdir(parents=True, exist_ok=True)
     new = self._path.with_name(f'{self._path.name}.new')
     new.write_text(metrics.to_json(self._content) + '\n')
     new.replace(self._path)
@@ -176,13 +159,16 @@ class _Job(jobs.Job):
     if run is None:
       ended = yield jobs.Command(self.name, words, self._output, max_seconds=min(left, most))
     else:
-      words = [*words, f'max_minutes={training / 60:g}', '--run', str(run)]
+      words = [*words, '--run', str(run), '--set', f'max_minutes={training / 60:g}']
       ended = yield jobs.Command(self.name, words, max_seconds=min(left, training + _PATIENCE))
     if ended.code == -9:
       raise self._failed(f'killed after {ended.wall_seconds:.0f} s')
     try:
       self.check(ended)
-      measured = _figures(self._output) if run is None else _run(run)
+      if run is None:
+        measured = {'figures': json.loads(self._output.read_text().splitlines()[-1])}
+      else:
+        measured = _run(run)
     except jobs.Failed as failed:
       raise self._failed(str(failed)) from None
     except (LookupError, ValueError) as error:
@@ -196,21 +182,6 @@ class _Job(jobs.Job):
   def line(self, seconds: float) -> str:
     left = max(0.0, self._deadline - time.monotonic())
     return f'{self.name}: {f"{seconds:.0f} s" if seconds else "written"}, {left / 60:.0f} min left'
-
-
-def _figures(output: pathlib.Path) -> dict[str, Any]:
-  """{'figures': those that a command printed, 'flop_utilisation': {FIGURE: share of the peak FLOP/s}}.
-
-  The second is of matrix products, and is left out for a device that is not in _PEAKS.
-  """
-  figures = json.loads(output.read_text().splitlines()[-1])
-  kind = figures[0]['machine']
-  peak = next((peak for begin, peak in _PEAKS.items() if kind.startswith(begin)), None)
-  found: dict[str, Any] = {'figures': figures}
-  if peak is not None:
-    products = [each for each in figures if each['name'].endswith('/matmul')]
-    found['flop_utilisation'] = {each['name']: each['value'] / peak for each in products}
-  return found
 
 
 def _run(folder: pathlib.Path) -> dict[str, Any]:
@@ -232,18 +203,17 @@ def accelerator(
 ) -> int:
   """Measures the sections, by default all, that the file `out` lacks; returns the exit code, see `measure`.
 
-  Logs and runs go to a folder of the file's name without its suffix. `rehearse` measures the smallest
-  sizes on the CPU.
+  `rehearse` measures the smallest sizes on the CPU.
 
   Raises:
     ValueError: a flag is invalid, there is no accelerator, or the file is not one of this command.
   """
   if not 0 < minutes < math.inf:
     raise ValueError(f'--minutes {minutes:g}: must be positive')
-  if out is not None and out.suffix != '.json':  # the folder of logs has its name without
-    raise ValueError(f'--out {out}: must end with .json')
   out = out or pathlib.Path('runs', f'accelerator{"-rehearsal" * rehearse}.json')
-  report = Report(out, rehearsal=rehearse)
+  if out.suffix != '.json':  # the folder of logs has its name without
+    raise ValueError(f'--out {out}: must end with .json')
+  Report(out, rehearsal=rehearse)  # before JAX starts
   preset = 'laptop'
   if rehearse:
     os.environ |= {'JAX_PLATFORMS': 'cpu', 'JAX_DISABLE_MOST_OPTIMIZATIONS': '1'}
@@ -253,27 +223,24 @@ def accelerator(
   for name in names or ():
     if name not in known:
       raise ValueError(f'--sections {name}: choose from {", ".join(known)}')
-  chosen = [known[name] for name in names or known]
-  say = lambda text: print(text, file=sys.stderr, flush=True)
-  code = measure(chosen, report, minutes, out.with_suffix(''), say)
-  say(f'{out}: results; {out.with_suffix("")}: logs and runs')
-  return code
+  return measure([known[name] for name in names or known], out, minutes, rehearsal=rehearse)
 
 
 def measure(
-  chosen: Sequence[Section],
-  report: Report,
-  minutes: float,
-  logs: pathlib.Path,
-  say: Callable[[str], None],
+  chosen: Sequence[Section], out: pathlib.Path, minutes: float, *, rehearsal: bool
 ) -> int:
-  """Measures the sections that a report lacks, one after the other, on all cores, within some minutes.
+  """Measures the sections that a file lacks, one after the other, on all cores, within some minutes.
 
-  A failed section is written with its error. Returns 0, 1 if one failed, or 130 after Ctrl-C.
+  Logs and runs go to a folder of the file's name without its suffix. A failed section is written with
+  its error. Returns 0, 1 if one failed, or 130 after Ctrl-C.
   """
+  report, logs = Report(out, rehearsal=rehearsal), out.with_suffix('')
   logs.mkdir(parents=True, exist_ok=True)
+  say = lambda text: print(text, file=sys.stderr, flush=True)
   deadline = time.monotonic() + 60 * minutes
   missing = [section for section in chosen if report.lacks(section.name)]
   say(f'{len(missing)} sections of {len(chosen)} to do, in at most {minutes:g} minutes')
   made = [_Job(section, report, deadline, logs) for section in missing]
-  return jobs.run_all(made, [jobs.available_cores()], say)[0]
+  code, _ = jobs.run_all(made, [jobs.available_cores()], say)
+  say(f'{out}: results; {logs}: logs and runs')
+  return code

@@ -81,7 +81,7 @@ def _add_learning(parsers: Any) -> None:
   add('--label', default='default', metavar='NAME',
       help='name of these settings in rows and tables (default: default)')  # fmt: skip
   add('--out', type=pathlib.Path, default=pathlib.Path('runs/bench-learning'), metavar='DIR',
-      help='folder of rows, runs, table and pictures (default: runs/bench-learning)')  # fmt: skip
+      help='folder of rows, runs and table (default: runs/bench-learning)')  # fmt: skip
   add('--jobs', type=int, metavar='N', help='runs at a time (default: number of available cores)')
   add('--max-minutes', type=float, metavar='N', help='of training, after which a run ends early')
   add('--table', action='store_true', help='show the rows that are there, and train nothing')
@@ -111,7 +111,6 @@ def _add_dreams(parsers: Any) -> None:
 def _speed(arguments: argparse.Namespace) -> int:
   """Measures the sections that were asked for, and prints their figures."""
   from hephaestus.launch import config as launch_config
-  from hephaestus.launch.files import metrics
   from hephaestus.launch.run import packages
 
   sections, seconds = arguments.sections or SECTIONS, arguments.seconds
@@ -142,10 +141,7 @@ def _speed(arguments: argparse.Namespace) -> int:
       measured += speed.replay(config, stored=arguments.stored, seconds=short)
     else:
       measured += speed.run(config, name, seconds or speed.RUN_SECONDS)
-  if arguments.json:
-    print(metrics.to_json(speed.to_rows(measured)))
-  else:
-    speed.show(measured)
+  speed.show(measured, as_json=arguments.json)
   return 0
 
 
@@ -159,11 +155,34 @@ def _accelerator(arguments: argparse.Namespace) -> int:
 
 def _learning(arguments: argparse.Namespace) -> int:
   """Trains the runs that have no row of results yet, then shows all rows that were asked for."""
+  from hephaestus.launch import config as launch_config
   from hephaestus.launch.bench.learning import runs as runs_lib
   from hephaestus.launch.bench.learning import suite, table
   from hephaestus.launch.files import metrics
   from hephaestus.launch.processes import jobs
+  from hephaestus.launch.run import packages
 
+  if arguments.distributed:
+    packages.check_distributed('--distributed', 'leave it out for runs of one process')
+  for assignment in arguments.set:
+    if assignment.startswith(('environment.', 'seed=', 'max_environment_steps=')):
+      raise ValueError(f'--set {assignment}: is decided by the suite and --seeds')
+  for agent in arguments.agents:
+    if agent not in records.AGENTS:
+      raise ValueError(f'--agents {agent}: choose from {", ".join(records.AGENTS)}')
+    launch_config.override(launch_config.of_preset(agent, arguments.preset, 'catch'), arguments.set)
+  if not re.fullmatch(r'[\w.-]+', arguments.label):
+    raise ValueError(f'--label {arguments.label}: takes letters, digits, _, . and -')
+  if arguments.max_minutes is not None and not arguments.max_minutes > 0:
+    raise ValueError(f'--max-minutes {arguments.max_minutes:g}: must be positive')
+  settings = runs_lib.Settings(
+    arguments.out,
+    arguments.label,
+    arguments.preset,
+    arguments.set,
+    arguments.max_minutes,
+    fused=not arguments.distributed,
+  )
   tasks = suite.chosen(arguments.environments or None)
   asked = [
     runs_lib.SuiteRun(task, agent, seed)
@@ -171,7 +190,6 @@ def _learning(arguments: argparse.Namespace) -> int:
     for task in tasks
     for agent in dict.fromkeys(arguments.agents)
   ]
-  settings = _learning_settings(arguments)
   say = lambda text: print(text, file=sys.stderr, flush=True)
   missing = [] if arguments.table else runs_lib.missing(asked, settings)
   code = 0
@@ -188,54 +206,28 @@ def _learning(arguments: argparse.Namespace) -> int:
   elif rows:
     print(table.markdown(rows), end='')
   if rows:
-    for remark in table.write(rows, arguments.out):
-      say(remark)
+    (arguments.out / 'results.md').write_text(table.markdown(rows))
+    say(f'{arguments.out / "results.md"}: the table')
   return code
 
 
 def _dreams(arguments: argparse.Namespace) -> int:
   """Prints a comparison of imagination rollouts of a checkpoint with the environment."""
-  from hephaestus.launch.bench import dreams
-  from hephaestus.launch.files import metrics
-
   if arguments.steps < 1:
     raise ValueError(f'--steps {arguments.steps}: must be at least 1')
-  result = dreams.dreams(
-    arguments.run, checkpoint=arguments.checkpoint, num_steps=arguments.steps, seed=arguments.seed
-  )
+  from hephaestus.launch.agents import dreamer as dreamer_record
+  from hephaestus.launch.bench import dreams
+  from hephaestus.launch.files import folder as folder_lib
+  from hephaestus.launch.files import metrics
+  from hephaestus.launch.interface import policy as policy_lib
+
+  dreamer_record.settings(folder_lib.load_config(arguments.run))  # refuses other agents
+  policy = policy_lib.load(arguments.run, arguments.checkpoint)
+  found = dreams.compare(policy, num_steps=arguments.steps, seed=arguments.seed)
   if arguments.json:
-    rows = [row._asdict() for row in result.summary.rows]
-    found = result.summary._asdict() | {'rows': rows}
-    print(metrics.to_json({'learner_step': result.learner_step, **found}))
+    rows = [row._asdict() for row in found.rows]
+    step = {'learner_step': policy.learner_step}
+    print(metrics.to_json(step | found._asdict() | {'rows': rows}))
   else:
-    print(dreams.table(result))
+    print(dreams.table(found, policy.learner_step))
   return 0
-
-
-def _learning_settings(arguments: argparse.Namespace) -> Any:
-  """Settings of all runs; raises ValueError for an invalid flag before anything starts."""
-  from hephaestus.launch import config as launch_config
-  from hephaestus.launch.bench.learning import runs as runs_lib
-  from hephaestus.launch.run import packages
-
-  if arguments.distributed:
-    packages.check_distributed('--distributed', 'leave it out for runs of one process')
-  for assignment in arguments.set:
-    if assignment.startswith(('environment.', 'seed=', 'max_environment_steps=')):
-      raise ValueError(f'--set {assignment}: is decided by the suite and --seeds')
-  for agent in arguments.agents:
-    if agent not in records.AGENTS:
-      raise ValueError(f'--agents {agent}: choose from {", ".join(records.AGENTS)}')
-    launch_config.override(launch_config.of_preset(agent, arguments.preset, 'catch'), arguments.set)
-  if not re.fullmatch(r'[\w.-]+', arguments.label):
-    raise ValueError(f'--label {arguments.label}: takes letters, digits, _, . and -')
-  if arguments.max_minutes is not None and not arguments.max_minutes > 0:
-    raise ValueError(f'--max-minutes {arguments.max_minutes:g}: must be positive')
-  return runs_lib.Settings(
-    arguments.out,
-    arguments.label,
-    arguments.preset,
-    arguments.set,
-    arguments.max_minutes,
-    fused=not arguments.distributed,
-  )

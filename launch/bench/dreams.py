@@ -1,7 +1,6 @@
 """Compares imagination rollouts (dreams) with the environment, for `hephaestus bench dreams`."""
 
-import pathlib
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -9,44 +8,25 @@ import numpy as np
 from hephaestus.actors import rollout
 from hephaestus.agents import experience
 from hephaestus.agents.dreamer import comparison
-from hephaestus.launch.agents import dreamer as dreamer_record
-from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.interface import policy as policy_lib
 
 MOST_STEPS = 16  # longest dream
 NUM_ENVS = 64
+MOST_WRONG = 0.1  # share of dreams with a wrong number, up to which they are trusted
+MOST_ERROR = 0.5  # standard deviations of real-valued numbers, up to which dreams are trusted
 
 
-class Result(NamedTuple):
-  """The comparison for one checkpoint: its learner step, and its errors."""
-
-  learner_step: int
-  summary: comparison.Summary
-
-
-def dreams(
-  folder: pathlib.Path, *, checkpoint: str | None = None, num_steps: int = 8_192, seed: int = 0
-) -> Result:
-  """Compares dreams with the environment, from states that the policy visits.
+def compare(policy: policy_lib.Policy, *, num_steps: int, seed: int) -> comparison.Summary:
+  """Compares a dreamer's dreams with its environment, from states that the policy visits.
 
   Args:
-    folder: folder of a run of the dreamer.
-    checkpoint: learner step of a checkpoint, or 'best'; None for the newest.
+    policy: policy of a run of the dreamer, with all parameters.
     num_steps: least number of environment steps to compare with.
     seed: seed of environments, actions and dreams.
 
-  Returns:
-    The comparison.
-
   Raises:
-    ValueError: it is not a run of the dreamer, has no such checkpoint, or its environment cannot be made.
+    ValueError: so many environments cannot be made.
   """
-  dreamer_record.settings(folder_lib.load_config(folder))  # refuses other agents
-  return of_policy(policy_lib.load(folder, checkpoint), num_steps=num_steps, seed=seed)
-
-
-def of_policy(policy: policy_lib.Policy, *, num_steps: int, seed: int) -> Result:
-  """Does the same as `dreams`, for a policy that is already loaded."""
   config, environment = policy.config.agent, policy.environment
   dreamer = policy.config.record.make(config, environment.observation_spec, environment.action_spec)
   length = min(MOST_STEPS, config.horizon_max)
@@ -55,7 +35,7 @@ def of_policy(policy: policy_lib.Policy, *, num_steps: int, seed: int) -> Result
   )
 
   @jax.jit
-  def measure(params: Any, key: jax.Array, sequence: experience.Sequence) -> comparison.Fidelity:
+  def measure(params: Any, key: jax.Array, sequence: experience.Sequence) -> Any:
     return comparison.measure(dreamer, params, key, experience.time_major(sequence), length)
 
   init_key, key = jax.random.split(jax.random.key(seed))
@@ -70,21 +50,23 @@ def of_policy(policy: policy_lib.Policy, *, num_steps: int, seed: int) -> Result
       total = found if total is None else jax.tree.map(np.add, total, found)
   finally:
     unroll.close()
-  return Result(policy.learner_step, comparison.summary(total, length))
+  return comparison.summary(total, length)
 
 
 def trust(found: comparison.Summary) -> str:
-  """Says for how many steps dreams can be trusted, and what they get wrong: see `comparison.trusted`."""
-  row, next_row = comparison.trusted(found)
-  shown = [each for each in (row, next_row) if each is not None]
-  if not shown:
+  """Says for how many steps dreams can be trusted, and what they get wrong there and a step later."""
+  known = [row for row in found.rows if row.wrong is not None and row.error is not None]
+  if not known:
     return 'Episodes are too short to say how long dreams can be trusted.'
-  if row is None:
+  wrong = [row.wrong > MOST_WRONG or row.error > MOST_ERROR for row in known]
+  count = wrong.index(True) if any(wrong) else len(known)
+  shown = known[max(0, count - 1) : count + 1]
+  if count == 0:
     text = 'Dreams can be wrong from the first step on'
-  elif next_row is None:
-    text = f'Dreams can be trusted for {_steps(row)} or longer'
+  elif count == len(known):
+    text = f'Dreams can be trusted for {_steps(shown[0])} or longer'
   else:
-    text = f'Dreams can be trusted for about {_steps(row)}'
+    text = f'Dreams can be trusted for about {_steps(shown[0])}'
   has_error = any(each.error for each in shown)
   has_wrong = any(each.wrong for each in shown) or not has_error
   errors = [
@@ -109,15 +91,14 @@ def _steps(row: comparison.Row) -> str:
   return f'{row.steps} step{"s" if row.steps > 1 else ""}'
 
 
-def table(result: Result) -> str:
-  """Formats a result for a terminal: a sentence, and a table with a line for each row."""
-  found, shown = result.summary, lambda value: '-' if value is None else f'{value:,.3g}'
+def table(found: comparison.Summary, learner_step: int) -> str:
+  """Formats a comparison for a terminal: a sentence, and a table with a line for each row."""
+  shown = lambda value: '-' if value is None else f'{value:,.3g}'
   lines = [
     trust(found),
-    f'update {result.learner_step}: value {shown(found.value)}; from the observation, probability to '
+    f'update {learner_step}: value {shown(found.value)}; from the observation, probability to '
     f'continue at ends {shown(found.end)}, share of a reward predicted {shown(found.paid)}',
-    '  '.join(f'{name:>9}' for name in comparison.Row._fields),
-  ]
-  for row in found.rows:
-    lines.append('  '.join(f'{shown(value):>9}' for value in row))
+    *('  '.join(f'{cell:>9}' for cell in cells)
+      for cells in [comparison.Row._fields, *(map(shown, row) for row in found.rows)]),
+  ]  # fmt: skip
   return '\n'.join(lines)

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import pathlib
 import platform
+import re
 import statistics
 import subprocess
 import tempfile
@@ -66,13 +67,9 @@ _DIGITS = {'s': 3, 'us': 1, '%': 1, 'updates/s': 2, 'replayed/step': 1}
 
 
 class Figure(NamedTuple):
-  """A measurement.
+  """A measurement by its name, such as 'env/catch/256_envs', and the largest value that the machine allows.
 
-  Attributes:
-    name: such as 'env/catch/256_envs'.
-    value: the measured value.
-    unit: unit of value and limit.
-    limit: largest value that the machine allows; None where nothing sets one.
+  `limit` has the same unit, and is None where nothing sets one.
   """
 
   name: str
@@ -103,17 +100,14 @@ def learner(
   """Measures the dreamer's update on one device, a random batch already there, with its longest horizon.
 
   Args:
-    config: config of the run.
+    config: config of the run; ValueError for another agent than the dreamer.
     name: part of the names of its figures.
     seconds: duration of each measurement, after a warm-up.
     phases: whether the world model's gradient and the imagination are also measured by themselves.
 
   Returns:
-    Figures: among others the seconds of an update (median), replayed and imagined steps per second, and
-    the rate of the update's matrix products, whose limit is the rate of a plain product.
-
-  Raises:
-    ValueError: the run has another agent.
+    Among others the seconds of an update (median), replayed and imagined steps per second, and the rate
+    of the update's matrix products, whose limit is the rate of a plain product.
   """
   process.prepare()
   agent = dreamer_record.settings(config)[0]
@@ -160,8 +154,9 @@ def learner(
   ]
   if phases:
     taken = _phases(parts.trained, state.params, batch, seconds)
-    taken['rest'] = duration - sum(taken.values())
-    figures += [Figure(f'{name}/phase/{part}', value, 's') for part, value in taken.items()]
+    rest = duration - sum(taken.values())
+    for part, value in {**taken, 'rest': rest}.items():
+      figures.append(Figure(f'{name}/phase/{part}', value, 's'))
   return figures
 
 
@@ -304,7 +299,7 @@ def environments(
   for count in num_envs:
     measure = functools.partial(_step, config.make_environment, seconds=seconds)
     if jax.default_backend() == 'cpu':
-      processes = min(count, num_cores())
+      processes = min(count, len(jobs.available_cores()))
       sizes = [len(share) for share in np.array_split(np.arange(count), processes)]
       measured = _at_once(measure, sizes)
     else:
@@ -325,9 +320,8 @@ _barrier: Any = None  # at which the processes of `_at_once` wait for each other
 def _at_once(measure: Callable[[int, int], Any], sizes: Sequence[int]) -> list[Any]:
   """Calls measure(size, index) in a process of its own for each size; they wait at `_barrier`."""
   context = _processes()
-  start = functools.partial(futures.ProcessPoolExecutor, len(sizes), context)
-  arguments = variables.ONE_THREAD, context.Barrier(len(sizes))
-  with start(initializer=_begin, initargs=arguments) as pool:
+  begin = variables.ONE_THREAD, context.Barrier(len(sizes))
+  with futures.ProcessPoolExecutor(len(sizes), context, _begin, begin) as pool:
     return list(pool.map(measure, sizes, range(len(sizes))))
 
 
@@ -485,11 +479,7 @@ def _serve(link: connection.Connection, config: tables.ReplayConfig, schema: Any
 def _repeat(
   run: Callable[[], Any], amount: int, seconds: float, servers: Sequence[int]
 ) -> tuple[float, float, float]:
-  """Repeats a function that moves `amount` sequences.
-
-  Returns:
-    Sequences per second, and seconds of CPU time per sequence, of this process and of the servers.
-  """
+  """Rate of a function that moves `amount` sequences: sequences per second, CPU s each here and in servers."""
   nodes = [psutil.Process(pid) for pid in (os.getpid(), *servers)]
   used = lambda: np.array([sum(node.cpu_times()[:2]) for node in nodes])
   before, began, count = used(), time.perf_counter(), 0
@@ -537,8 +527,8 @@ def run(config: launch_config.ExperimentConfig, name: str, seconds: float) -> li
   Raises:
     ValueError: the agent is not the dreamer, or the run ended with an error or wrote no metrics.
   """
-  (limit,) = (each.value for each in learner(config, name, seconds=min(seconds, 10.0))
-              if each.name.endswith('/updates'))  # fmt: skip
+  alone = learner(config, name, seconds=min(seconds, 10.0))
+  (limit,) = (each.value for each in alone if each.name.endswith('/updates'))
   changes = [
     f'max_minutes={seconds / 60}', f'max_environment_steps={_ENDLESS}', 'evaluator.period=1000000',
     'evaluator.final_episodes=1', 'tensorboard=false',
@@ -591,35 +581,24 @@ def rates(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 def machine() -> str:
   """Describes this machine: processor or accelerator, and number of CPU cores for this process."""
-  device = jax.devices()[0]
+  device, cpu = jax.devices()[0], pathlib.Path('/proc/cpuinfo')
   kind = device.device_kind
   if device.platform == 'cpu':
-    kind = platform.machine()
-    lines = pathlib.Path('/proc/cpuinfo')
-    for line in lines.read_text().splitlines() if lines.exists() else []:
-      if line.startswith('model name'):
-        kind = line.partition(':')[2].strip()
-        break
-  return f'{kind}, {num_cores()} CPU cores'
+    found = re.search(r'model name\s*: (.*)', cpu.read_text()) if cpu.exists() else None
+    kind = found[1] if found else platform.machine()
+  return f'{kind}, {len(jobs.available_cores())} CPU cores'
 
 
-def num_cores() -> int:
-  """Number of CPU cores that this process may use."""
-  return len(jobs.available_cores())
-
-
-def show(figures: list[Figure]) -> None:
-  """Prints figures as a table to stdout."""
-  print(f'on {machine()}')
+def show(figures: list[Figure], *, as_json: bool) -> None:
+  """Prints figures to stdout as a table, or as JSON with their `ratio` and `machine`, see `machine`."""
+  here = machine()
+  if as_json:
+    rows = [each._asdict() | {'ratio': each.ratio, 'machine': here} for each in figures]
+    print(metrics.to_json(rows))
+    return
+  print(f'on {here}')
   width = max(len(figure.name) for figure in figures)
   for figure in figures:
     name, value, unit, limit = figure
     bound = '' if limit is None else f'  {figure.ratio:.1%} of {limit:,.0f} {unit}'
-    digits = _DIGITS.get(unit, 0)
-    print(f'{name:<{width}}  {value:>18,.{digits}f} {unit:<9}{bound}'.rstrip())
-
-
-def to_rows(figures: list[Figure]) -> list[dict[str, Any]]:
-  """Converts figures to dicts for JSON: their fields, `ratio`, and `machine`, see `machine`."""
-  here = machine()
-  return [each._asdict() | {'ratio': each.ratio, 'machine': here} for each in figures]
+    print(f'{name:<{width}}  {value:>18,.{_DIGITS.get(unit, 0)}f} {unit:<9}{bound}'.rstrip())

@@ -22,19 +22,17 @@ MODEL, POLICY, DREAMS, RUN = 'world model', 'actor and critic', 'dreams', 'run'
 
 
 class Predictions(NamedTuple):
-  """An agent's predictions for steps of its own policy, and the actual outcomes, flat float32 arrays.
+  """An agent's predictions for steps of its own policy, and what came, flat float32 arrays.
 
   `reward` to `scrambled` have an entry for each step that is not the first of its episode, `value` and
-  `return_` one for each step that is not the last; for the middle ones see `comparison.Examination`.
+  `return_` one for each step that is not the last; for those not described see `comparison.Examination`.
 
   Attributes:
-    reward: actual rewards.
-    expected: rewards that the model predicts from the observations of the same steps.
+    expected: rewards that the model predicts from the observations of the same steps as `reward`.
     of_other: surprise with the action of another sequence.
     end: predicted probability that the episode continues, at terminations.
     lasts: the same probability at all other steps that are not the first of an episode.
-    value: the critic's values of the task.
-    return_: actual discounted returns after these steps, bootstrapped with the value where a sequence
+    return_: actual discounted returns after the steps of `value`, bootstrapped with it where a sequence
       ends or a time limit truncates the episode.
   """
 
@@ -58,49 +56,40 @@ def predict(policy: policy_lib.Policy, *, num_steps: int, seed: int) -> Predicti
     num_steps: least number of environment steps to play.
     seed: seed of environments, actions and latents.
   """
-  config = policy.config
-  dreamer = config.record.make(
-    config.agent, policy.environment.observation_spec, policy.environment.action_spec
-  )
-  played = streams.play(
-    policy.environment, policy.agent, policy.params, num_steps=num_steps, seed=seed
-  )
+  config, environment = policy.config, policy.environment
+  specs = environment.observation_spec, environment.action_spec
+  dreamer = config.record.make(config.agent, *specs)
 
   @jax.jit
   def examine(params: Any, key: jax.Array, sequence: experience.Sequence) -> Any:
     return comparison.examine(dreamer, params, key, experience.time_major(sequence))
 
   parts = []
+  played = streams.play(environment, policy.agent, policy.params, num_steps=num_steps, seed=seed)
   for index, (sequence, _) in enumerate(played):
     key = jax.random.fold_in(jax.random.key(seed + 1), index)
     found = jax.device_get(examine(policy.all_params, key, sequence))
-    parts.append(_predictions(found, sequence, config.agent.gamma))
+    step_type, discount, reward = (
+      np.asarray(x).T for x in (sequence.step_type, sequence.discount, sequence.reward)
+    )
+    came, known = step_type != dm_env.StepType.FIRST, step_type != dm_env.StepType.LAST
+    returns = _returns(reward, discount, ~known, found.value, config.agent.gamma)
+    came[0] = known[-1] = False  # without a step before, or after
+    parts.append(
+      Predictions(
+        reward=reward[came],
+        expected=found.reward[came],
+        surprise=found.surprise[came],
+        of_other=found.surprise_of_other[came],
+        novelty=found.novelty[came],
+        scrambled=found.scrambled[came],
+        end=found.discount[discount == 0],
+        lasts=found.discount[came & (discount > 0)],
+        value=found.value[known],
+        return_=returns[known],
+      )
+    )
   return Predictions(*map(np.concatenate, zip(*parts, strict=True)))
-
-
-def _predictions(found: Any, sequence: experience.Sequence, gamma: float) -> Predictions:
-  """Pairs the host arrays of an `comparison.Examination` [T, B] with a sequence [B, T, ...]."""
-  step_type, discount, reward = (
-    np.asarray(x).T for x in (sequence.step_type, sequence.discount, sequence.reward)
-  )
-  kinds = dm_env.StepType
-  first, last = step_type == int(kinds.FIRST), step_type == int(kinds.LAST)
-  came = ~first
-  came[0] = False
-  known = ~last  # with a step after them
-  known[-1] = False
-  return Predictions(
-    reward=reward[came],
-    expected=found.reward[came],
-    surprise=found.surprise[came],
-    of_other=found.surprise_of_other[came],
-    novelty=found.novelty[came],
-    scrambled=found.scrambled[came],
-    end=found.discount[discount == 0],
-    lasts=found.discount[came & (discount > 0)],
-    value=found.value[known],
-    return_=_returns(reward, discount, last, found.value, gamma)[known],
-  )
 
 
 def _returns(

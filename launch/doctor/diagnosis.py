@@ -72,9 +72,7 @@ def of_run(
   if isinstance(config.record, dreamer_record.Dreamer):
     found = agent_checks.predict(policy, num_steps=num_steps, seed=seed)
     checks += agent_checks.of_predictions(found, explained)
-    checks += agent_checks.of_dreams(
-      dreams.of_policy(policy, num_steps=num_steps, seed=seed).summary
-    )
+    checks += agent_checks.of_dreams(dreams.compare(policy, num_steps=num_steps, seed=seed))
   if not config.record.on_policy:
     checks += of_replay(folder, config)
   rows = {

@@ -78,12 +78,12 @@ def check(
   explained = explain(streams)
   checks += of_streams(streams, environment.max_steps) + of_probes(explained)
   if config is not None:
-    checks += of_config(config, streams)
+    checks += of_config(config)
   return checks, streams, explained
 
 
 def of_leaves(spec: Any) -> list[check_lib.Check]:
-  """Describes how the dreamer reads each leaf of an observation, by its spec; see `numbers.Numbers`."""
+  """Counts the numbers of each leaf of an observation that the dreamer reads in each way."""
   codec = observation_lib.Codec(spec, cnn=True)
   read = {
     f'observation{path}: numbers, each {description}': count
@@ -147,23 +147,13 @@ def explain(streams: streams_lib.Streams) -> Explained:
   # Counts the rewards that cause the variance; a constant cost of each step does not.
   if np.sum(np.abs(reward - reward.mean()) > reward.std()) < FEW_TO_LEARN:
     return Explained(by_action, by_late, by_none, None, None, None)
-  begin = _begins(streams.first)[at, env]
-  early = x[np.maximum(begin, 0), env]
-  of_reward = lambda *inputs: float(share(reward, before, after, *inputs)[0])
-  return Explained(
-    by_action,
-    by_late,
-    by_none,
-    of_reward(taken),
-    of_reward(taken, early),
-    of_reward(early),
+  # The step at which the episode of each step began, as far as it is there.
+  begin = np.maximum.accumulate(streams.first * np.arange(len(x))[:, None])
+  early = x[begin[at, env], env]
+  of_reward = (
+    float(share(reward, before, after, *other)[0]) for other in ((taken,), (taken, early), (early,))
   )
-
-
-def _begins(first: np.ndarray) -> np.ndarray:
-  """[T, N] the step at which the episode of each step began; -1 before the first."""
-  steps = np.where(first, np.arange(len(first))[:, None], -1)
-  return np.maximum.accumulate(steps, axis=0)
+  return Explained(by_action, by_late, by_none, *of_reward)
 
 
 def of_probes(explained: Explained) -> list[check_lib.Check]:
@@ -200,23 +190,8 @@ def of_probes(explained: Explained) -> list[check_lib.Check]:
   ]  # fmt: skip
 
 
-def of_config(
-  config: launch_config.ExperimentConfig, streams: streams_lib.Streams
-) -> list[check_lib.Check]:
-  """Reports the consequences of a config for an environment: sizes, memory and warnings.
-
-  Args:
-    streams: steps of the random policy, for the length of its episodes.
-  """
-  found: list[tuple[str, float | None]] = []
-  if not config.record.on_policy:
-    steps = config.batch_size * config.steps_per_sequence
-    per_update = steps / config.replay.replay_ratio
-    found = [
-      ('environment steps of an update', per_update),
-      ('updates in all', config.max_environment_steps / per_update),
-      ('random episodes in a batch', steps / max(1, check_lib.mean(streams.lengths))),
-    ]
-  found += [(line, None) for line in config.record.warnings(parts_lib.make_parts(config).trained)]
-  found.append(('memory of replay, MB', preflight.replay_bytes(config) / 1e6))
-  return [check_lib.judge('preset', name, value) for name, value in found]
+def of_config(config: launch_config.ExperimentConfig) -> list[check_lib.Check]:
+  """Reports the memory of replay and the warnings of a config for an environment."""
+  warnings = config.record.warnings(parts_lib.make_parts(config).trained)
+  replay = check_lib.judge('preset', 'memory of replay, MB', preflight.replay_bytes(config) / 1e6)
+  return [*(check_lib.judge('preset', line, None) for line in warnings), replay]

@@ -57,11 +57,7 @@ class Sessions:
     return self.describe(name)
 
   def find(self, name: str) -> session_lib.Session:
-    """The session of a name.
-
-    Raises:
-      KeyError: there is none, or it was closed for another.
-    """
+    """The session of a name; KeyError if there is none, or it was closed for another."""
     with self._lock:
       self._open.move_to_end(name)
       return self._open[name]
@@ -70,12 +66,8 @@ class Sessions:
     """{'session': its name, 'about': see `Programs`, 'steps': all steps, 'repeats': see `Session`}."""
     found = self.find(name)
     steps = [node.shown for node in found.nodes]
-    return {
-      'session': name,
-      'about': self._programs.about,
-      'steps': steps,
-      'repeats': found.repeats,
-    }
+    about = self._programs.about
+    return {'session': name, 'about': about, 'steps': steps, 'repeats': found.repeats}
 
   def move(self, name: str, move: str, asked: dict[str, Any]) -> dict[str, Any]:
     """{'step': see `Session.show`, 'repeats'} of the step to which one of MOVES leads.
@@ -104,10 +96,10 @@ class Sessions:
         'The errors of images are not measured, so it is not known how long dreams can be trusted.'
       )
     try:
-      found = dreams.of_policy(self._programs.policy, num_steps=MEASURED_STEPS, seed=self._seed)
+      found = dreams.compare(self._programs.policy, num_steps=MEASURED_STEPS, seed=self._seed)
     except ValueError as error:  # such as a number of environments that cannot be made
       return f'It was not measured how long dreams can be trusted: {error}'
-    return dreams.trust(found.summary)
+    return dreams.trust(found)
 
   def close(self) -> None:
     """Closes all sessions."""
@@ -146,28 +138,24 @@ def make_app(sessions: Sessions, token: str) -> server.App:
     except ValueError as error:
       raise exceptions.HTTPException(400, str(error)) from None
 
-  async def begin(request: requests.Request) -> responses.Response:
-    return await answer(sessions.begin)
+  def by(function: Callable[..., Any]) -> Callable[..., Any]:
+    async def respond(request: requests.Request) -> responses.Response:
+      return await answer(function, *request.path_params.values())
 
-  async def trust(request: requests.Request) -> responses.Response:
-    return await answer(sessions.trust)
-
-  async def describe(request: requests.Request) -> responses.Response:
-    return await answer(sessions.describe, request.path_params['name'])
+    return respond
 
   async def move(request: requests.Request) -> responses.Response:
-    name, moved = (request.path_params[each] for each in ('name', 'move'))
-    if moved not in MOVES:
+    if request.path_params['move'] not in MOVES:
       raise exceptions.HTTPException(404, 'Not Found')
-    return await answer(sessions.move, name, moved, await body(request))
+    return await answer(sessions.move, *request.path_params.values(), await body(request))
 
   files = [PAGE / name for name in ('index.html', 'dream.css', 'dream.js')]
   files += [server.PAGE / name for name in server.SHARED]
   routes = [
     *server.static(files),
-    routing.Route('/api/trust', trust),
-    routing.Route('/api/sessions', begin, methods=['POST']),
-    routing.Route('/api/sessions/{name}', describe),
+    routing.Route('/api/trust', by(sessions.trust)),
+    routing.Route('/api/sessions', by(sessions.begin), methods=['POST']),
+    routing.Route('/api/sessions/{name}', by(sessions.describe)),
     routing.Route('/api/sessions/{name}/{move}', move, methods=['POST']),
   ]
   app = applications.Starlette(routes=[routing.Mount(f'/{token}', routes=routes)])

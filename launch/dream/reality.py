@@ -46,7 +46,7 @@ class Traced:
     return self._moment(self._step(key, before.state, action))
 
   def close(self) -> None:
-    """Frees its resources; no other call follows."""
+    """Frees its resources."""
 
   def _moment(self, result: tuple[Any, environment_lib.TimeStep]) -> Moment:
     state, timestep = jax.device_get(result)

@@ -2,7 +2,6 @@
 
 import base64
 import dataclasses
-import functools
 import io
 import math
 import pathlib
@@ -11,7 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageFilter
 
 from hephaestus.actors import videos
 from hephaestus.actors.environments import environment as environment_lib
@@ -66,6 +65,7 @@ class Programs:
     )
     self.has_numbers = dreamer.model.networks.numbers.size > 0
     self._steering = comparison.Steering(dreamer, greedy=config.evaluator.greedy)
+    self.initial = self._steering.initial()
     self.observe = jax.jit(self._steering.observe)
     self.imagine = jax.jit(self._steering.imagine, static_argnames='sampled')
     spec = observation_lib.without_mask(self.environment.observation_spec)
@@ -105,19 +105,10 @@ class Programs:
         )
     return described
 
-  def initial(self) -> comparison.Belief:
-    """The belief before an episode."""
-    return self._steering.initial()
-
   def numbers(self, observation: Any) -> list[float | None]:
     """The numbers of all leaves that `about` lists, one after another."""
     leaves = zip(jax.tree.leaves(observation), self._leaves, strict=True)
-    return [
-      _rounded(x)
-      for leaf, (_, spec) in leaves
-      if _is_listed(spec)
-      for x in np.ravel(leaf).astype(np.float64).tolist()
-    ]
+    return [x for leaf, (_, spec) in leaves if _is_listed(spec) for x in _rounded(leaf)]
 
 
 def _is_listed(spec: Any) -> bool:
@@ -140,36 +131,28 @@ def _describe_actions(environment: environment_lib.Environment) -> dict[str, Any
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-  """One step of a session: a real time step, and the dream at the same step. It never changes.
+  """One step of a session: a real time step, and the dream at the same step.
 
   Attributes:
-    index: its number in the session.
-    parent: number of the step before; None at the beginning of the episode.
-    branch: number of its branch: the parent's, or a new one if the parent had a child already.
-    step: number of actions since the beginning of the episode.
+    shown: JSON values for a page, see `Session.show`.
     action: the action that led to it, as in the action spec; None at the beginning.
     real: the real time step; None beyond the end of the real episode.
     belief: what the agent believes at the real time step; None likewise.
     dream: what it believes in the dream.
-    begins: step at which this dream began.
     returns: undiscounted return so far of the real episode and of the dream, which takes over the real
       one where it begins.
     choices: the policy's next action on each side, by REAL (if there is one) and DREAM.
-    shown: JSON values for a page, see `Session.show`.
+    children: index of each step after it, by how it was made: action, member, sampled.
   """
 
-  index: int
-  parent: int | None
-  branch: int
-  step: int
+  shown: dict[str, Any]
   action: np.ndarray | None
   real: reality_lib.Moment | None
   belief: comparison.Belief | None
   dream: comparison.Belief
-  begins: int
   returns: dict[str, float]
   choices: dict[str, np.ndarray]
-  shown: dict[str, Any]
+  children: dict[tuple[Any, ...], int] = dataclasses.field(default_factory=dict)
 
 
 class Session:
@@ -194,7 +177,6 @@ class Session:
     self._lock = threading.RLock()
     self._episode = -1
     self.nodes: list[Node] = []
-    self._children: dict[int, dict[tuple[Any, ...], int]] = {}  # by step, and by how they were made
     self.begin()
 
   def close(self) -> None:
@@ -209,8 +191,7 @@ class Session:
       key = jax.random.fold_in(self._seed, self._episode)
       # Keys of the environment, of the policy on the real side, and of the dream.
       self._keys = jax.random.split(key, 3)
-      self.nodes, self._children = [], {}
-      self._branches = 0
+      self.nodes, self._branches = [], 0
       real = self._reality.begin(self._keys[0])
       observation = observation_lib.without_mask(real.timestep.observation)
       self._picture = videos.picture(
@@ -259,9 +240,19 @@ class Session:
         chosen = self._checked(action)
         self._check_legal(node, chosen)
       how = (chosen.tobytes(), member, bool(sampled))
-      return self._children[node.index].get(how) or self._grow(
-        node, how, chosen, member, bool(sampled)
-      )
+      if how not in node.children:
+        step = node.shown['step'] + 1
+        real = node.real
+        if real is not None and not real.timestep.last():
+          real = self._reality.step(jax.random.fold_in(self._keys[0], step), real, chosen)
+        else:
+          real = None
+        dreams = self._programs.imagine(
+          self._programs.params, jax.random.fold_in(self._keys[2], step), node.dream, chosen,
+          None if member is None else np.int32(member), sampled=bool(sampled),
+        )  # fmt: skip
+        node.children[how] = self._add(node, chosen, real, dreams)
+      return node.children[how]
 
   def begin_dream(self, at: int) -> int:
     """Begins the dream again at a step, from what the agent believes after all real observations.
@@ -274,30 +265,28 @@ class Session:
     """
     with self._lock:
       node = self._node(at)
-      if node.begins == node.step:
+      if node.shown['begins'] == node.shown['step']:
         return at
-      if node.real is None or node.parent is None:
+      if node.real is None or node.action is None:
         raise ValueError(f'at={at}: the real episode has ended before, so no dream can begin here')
-      parent = self.nodes[node.parent]
-      assert node.action is not None
-      how = (node.action.tobytes(), None, None)
-      found = self._children[parent.index].get(how)
-      if found is None:
-        found = self._add(parent, node.action, node.real, dreams=None)
-        self._children[parent.index][how] = found
-      return found
+      parent, how = self.nodes[node.shown['parent']], (node.action.tobytes(), None, None)
+      if how not in parent.children:
+        parent.children[how] = self._add(parent, node.action, node.real, dreams=None)
+      return parent.children[how]
 
   def show(self, at: int) -> dict[str, Any]:
     """JSON values of a step: what a page shows.
 
-    'index', 'parent', 'branch', 'step' and 'begins' are as in `Node`; 'action' is its JSON value. For each
-    of the sides 'real' (None beyond the end) and 'dream': 'reward', 'return', 'continues' (probability,
-    on the real side 0 or 1), 'values' by head, 'novelty', 'mask', 'policy' (probabilities of all choices;
-    for continuous actions the action), 'numbers', 'frame', a PNG, and 'slots', another of the frame tinted by
-    the masks of its slots. 'real' has 'recalled', what the episodic memory read: {'value', 'evidence'} of all
-    choices, or None. 'dream' has 'disagreement', of its numbers, and 'heat', the same as a PNG over its
-    frame; 'difference' is a PNG around what differs, and 'last' whether the real episode ends. PNGs are in
-    base64; each is None where there is nothing to draw.
+    'index' and 'parent' are numbers of steps in the session, 'branch' is the parent's, or a new one if the
+    parent had a child already, 'step' counts actions since the beginning of the episode, 'begins' is the
+    step at which the dream began, and 'action' led to the step. For each of the sides 'real' (None beyond
+    the end) and 'dream': 'reward', 'return', 'continues' (probability, on the real side 0 or 1), 'values' by
+    head, 'novelty', 'mask', 'policy' (probabilities of all choices; for continuous actions the action),
+    'numbers', 'frame', a PNG, and 'slots', another of the frame tinted by the masks of its slots. 'real' has
+    'recalled', what the episodic memory read: {'value', 'evidence'} of all choices, or None. 'dream' has
+    'disagreement', of its numbers, and 'heat', the same as a PNG over its frame; 'difference' is a PNG
+    around what differs, and 'last' whether the real episode ends. PNGs are in base64; each is None where
+    there is nothing to draw.
     """
     return self._node(at).shown
 
@@ -340,27 +329,6 @@ class Session:
         raise ValueError(f'action={action.tolist()}: is not legal at this step')
       begin += count
 
-  def _grow(
-    self,
-    node: Node,
-    how: tuple[Any, ...],
-    action: np.ndarray,
-    member: int | None,
-    sampled: bool,
-  ) -> int:
-    real = node.real
-    if real is not None:
-      key = jax.random.fold_in(self._keys[0], node.step + 1)
-      real = None if real.timestep.last() else self._reality.step(key, real, action)
-    key = jax.random.fold_in(self._keys[2], node.step + 1)
-    of_member = None if member is None else np.int32(member)
-    dreams = self._programs.imagine(
-      self._programs.params, key, node.dream, action, of_member, sampled=sampled
-    )
-    index = self._add(node, action, real, dreams)
-    self._children[node.index][how] = index
-    return index
-
   def _add(
     self,
     parent: Node | None,
@@ -371,122 +339,84 @@ class Session:
     """Adds a step; without `dreams`, the belief and prediction of an imagined step, a dream begins there."""
     if len(self.nodes) >= MOST_STEPS:
       raise ValueError(f'the session has {MOST_STEPS:,} steps; begin a new episode')
-    step = 0 if parent is None else parent.step + 1
-    believes = None if real is None else self._observe(parent, action, real, step)
-    begins = step if dreams is None or parent is None else parent.begins
-    dreams = dreams or believes
-    assert dreams is not None
-    before = {REAL: 0.0, DREAM: 0.0} if parent is None else parent.returns
-    returns, sides = {}, {}
-    if believes is not None and real is not None:
-      returns[REAL] = before[REAL] + float(real.timestep.reward)
-      sides[REAL] = jax.device_get(believes[1])
-    sides[DREAM] = jax.device_get(dreams[1])
-    returns[DREAM] = returns[REAL] if begins == step else before[DREAM] + float(sides[DREAM].reward)
-    if self._branches == 0 or (parent is not None and self._children[parent.index]):
+    programs, index, step = self._programs, len(self.nodes), 0
+    belief, returns, sides = None, {REAL: 0.0, DREAM: 0.0}, {}
+    before: Any = programs.initial
+    spec = programs.environment.action_spec
+    taken = np.zeros(spec.shape, spec.dtype)
+    if parent is not None and action is not None:
+      step, returns = parent.shown['step'] + 1, dict(parent.returns)
+      before, taken = parent.belief, action
+    if real is not None:
+      key = jax.random.fold_in(self._keys[1], step)
+      belief, prediction = programs.observe(
+        programs.params, key, before, taken, real.timestep.observation, np.bool_(step == 0)
+      )
+      sides[REAL] = jax.device_get(prediction)
+      returns[REAL] += float(real.timestep.reward)
+      dream, sides[DREAM] = belief, sides[REAL]
+    if dreams is None:
+      returns[DREAM] = returns[REAL]
+    else:
+      dream, sides[DREAM] = dreams[0], jax.device_get(dreams[1])
+      returns[DREAM] += float(sides[DREAM].reward)
+    if parent is None or parent.children:
       branch, self._branches = self._branches, self._branches + 1
     else:
-      assert parent is not None
-      branch = parent.branch
-    index = len(self.nodes)
+      branch = parent.shown['branch']
     shown = {
       'index': index,
-      'parent': None if parent is None else parent.index,
+      'parent': None if parent is None else parent.shown['index'],
       'branch': branch,
       'step': step,
-      'begins': begins,
+      'begins': step if dreams is None or parent is None else parent.shown['begins'],
       'action': None if action is None else action.tolist(),
-      **self._show_sides(real, sides, returns, is_first=step == 0),
+      'last': real is not None and bool(real.timestep.last()),
+      **self._show(real, sides, returns),
     }
-    node = Node(
-      index=index,
-      parent=shown['parent'],
-      branch=branch,
-      step=step,
-      action=action,
-      real=real,
-      belief=None if believes is None else believes[0],
-      dream=dreams[0],
-      begins=begins,
-      returns=returns,
-      choices={name: np.asarray(side.action) for name, side in sides.items()},
-      shown=shown,
-    )
-    self.nodes.append(node)
-    self._children[index] = {}
+    if step == 0:
+      shown[REAL]['reward'] = shown[DREAM]['reward'] = None
+    choices = {name: np.asarray(side.action) for name, side in sides.items()}
+    self.nodes.append(Node(shown, action, real, belief, dream, returns, choices))
     return index
 
-  def _observe(
-    self,
-    parent: Node | None,
-    action: np.ndarray | None,
-    real: reality_lib.Moment,
-    step: int,
-  ) -> tuple[comparison.Belief, comparison.Prediction]:
-    spec = self._programs.environment.action_spec
-    if parent is None:
-      before, action = self._programs.initial(), np.zeros(spec.shape, spec.dtype)
-    else:
-      assert parent.belief is not None  # the real episode has not ended there
-      before = parent.belief
-    key, observation = jax.random.fold_in(self._keys[1], step), real.timestep.observation
-    found: tuple[comparison.Belief, comparison.Prediction] = self._programs.observe(
-      self._programs.params, key, before, action, observation, np.bool_(parent is None)
-    )
-    return found
-
-  def _show_sides(
+  def _show(
     self,
     real: reality_lib.Moment | None,
     sides: dict[str, comparison.Prediction],
     returns: dict[str, float],
-    *,
-    is_first: bool,
   ) -> dict[str, Any]:
-    dream = sides[DREAM]
+    """The values of both sides, and the picture of what differs."""
+    dream, numbers = sides[DREAM], self._programs.numbers
     frame = None if self._picture is None else self._picture(dream.observation)
-    shown: dict[str, Any] = {'difference': None, 'last': False, REAL: None}
-    shown[DREAM] = {
-      **self._heads(dream),
-      'reward': None if is_first else _rounded(float(dream.reward)),
-      'return': _rounded(returns[DREAM]),
-      'continues': _rounded(float(dream.discount)),
+    of_dream = {
+      **_show_side(dream, dream.reward, dream.discount, returns[DREAM]),
       'mask': dream.mask.tolist(),
-      'numbers': self._programs.numbers(dream.observation),
-      'disagreement': self._programs.numbers(dream.disagreement),
+      'numbers': numbers(dream.observation),
+      'disagreement': numbers(dream.disagreement),
       'frame': _png(frame),
       'slots': _show_slots(frame, dream),
       'heat': _png(self._heat(dream.members)),
     }
     if real is None:
-      return shown
-    observation = observation_lib.without_mask(real.timestep.observation)
-    mask = observation_lib.action_mask(real.timestep.observation)
+      return {REAL: None, DREAM: of_dream, 'difference': None}
+    side, time_step = sides[REAL], real.timestep
+    observation = observation_lib.without_mask(time_step.observation)
+    mask = observation_lib.action_mask(time_step.observation)
     observed = real.frame if self._picture is None else self._picture(observation)
-    shown['last'] = bool(real.timestep.last())
-    if frame is not None:
-      shown['difference'] = _png(_outline(observed, frame))
-    shown[REAL] = {
-      **self._heads(sides[REAL]),
-      'reward': None if is_first else _rounded(float(real.timestep.reward)),
-      'return': _rounded(returns[REAL]),
-      'continues': _rounded(float(real.timestep.discount)),
+    of_real = {
+      **_show_side(side, time_step.reward, time_step.discount, returns[REAL]),
       'mask': None if mask is None else np.asarray(mask).tolist(),
-      'numbers': self._programs.numbers(observation),
+      'numbers': numbers(observation),
       'frame': _png(observed),
       # The environment's own picture need not be of the image that slots hold.
-      'slots': None if frame is None else _show_slots(observed, sides[REAL]),
-      'recalled': _show_recalled(sides[REAL].recalled),
+      'slots': None if frame is None else _show_slots(observed, side),
+      'recalled': None
+      if side.recalled is None
+      else dict(zip(('value', 'evidence'), map(_rounded, side.recalled), strict=True)),
     }
-    return shown
-
-  def _heads(self, side: comparison.Prediction) -> dict[str, Any]:
-    policy = side.action if side.chances is None else side.chances
-    return {
-      'values': {name: _rounded(float(value)) for name, value in side.values.items()},
-      'novelty': _rounded(float(side.novelty)),
-      'policy': [_rounded(x) for x in np.ravel(policy).tolist()],
-    }
+    difference = None if frame is None else _png(_outline(observed, frame))
+    return {REAL: of_real, DREAM: of_dream, 'difference': difference}
 
   def _heat(self, members: Any) -> np.ndarray | None:
     """[H, W, 4] uint8, opaque where the pictures of the members' predictions differ; None without a picture."""
@@ -498,17 +428,22 @@ class Session:
     return _tinted(HEAT, np.minimum(2 * spread, 230))  # half of the members apart: opaque
 
 
+def _show_side(
+  side: comparison.Prediction, reward: Any, discount: Any, return_: float
+) -> dict[str, Any]:
+  """The values that both sides have."""
+  scalars = {'reward': reward, 'continues': discount, 'return': return_, 'novelty': side.novelty}
+  return {
+    **{name: _rounded(value)[0] for name, value in scalars.items()},
+    'values': {name: _rounded(value)[0] for name, value in side.values.items()},
+    'policy': _rounded(side.action if side.chances is None else side.chances),
+  }
+
+
 def _show_slots(frame: np.ndarray | None, side: comparison.Prediction) -> str | None:
   if frame is None or side.masks is None:
     return None
   return _png(videos.with_masks(frame, np.asarray(side.masks)))
-
-
-def _show_recalled(recalled: Any) -> dict[str, Any] | None:
-  if recalled is None:
-    return None
-  shown = ([_rounded(x) for x in np.ravel(each).tolist()] for each in recalled)
-  return dict(zip(('value', 'evidence'), shown, strict=True))
 
 
 def _tinted(colour: tuple[int, int, int], alpha: np.ndarray) -> np.ndarray:
@@ -523,14 +458,10 @@ def _outline(one: np.ndarray | None, other: np.ndarray) -> np.ndarray | None:
   if one is None or one.shape != other.shape:
     return None
   differs = (np.abs(one.astype(np.int16) - other) > DIFFERENT).any(axis=-1)
-  padded = np.pad(differs, LINE)  # so that the edges of the picture are edges of what differs, too
-  height, width = differs.shape
-  shifts = range(2 * LINE + 1)
-  inner = functools.reduce(
-    np.logical_and,
-    (padded[down : down + height, right : right + width] for down in shifts for right in shifts),
-  )
-  return _tinted(MARK, np.where(differs & ~inner, 255, 0))
+  # So that the edges of the picture are edges of what differs, too.
+  padded = Image.fromarray(np.pad(differs, LINE).astype(np.uint8))
+  inner = np.asarray(padded.filter(ImageFilter.MinFilter(2 * LINE + 1)))[LINE:-LINE, LINE:-LINE]
+  return _tinted(MARK, np.where(differs & (inner == 0), 255, 0))
 
 
 def _png(frame: np.ndarray | None) -> str | None:
@@ -542,9 +473,12 @@ def _png(frame: np.ndarray | None) -> str | None:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def _rounded(value: float) -> float | None:
-  """A number with DIGITS significant digits, since a page shows no more; None if it is not finite."""
-  return float(f'{value:.{DIGITS}g}') if math.isfinite(value) else None
+def _rounded(values: Any) -> list[float | None]:
+  """Numbers with DIGITS significant digits, since a page shows no more; None for those not finite."""
+  return [
+    float(f'{value:.{DIGITS}g}') if math.isfinite(value) else None
+    for value in np.ravel(values).astype(np.float64).tolist()
+  ]
 
 
 def _is_int(value: Any) -> bool:

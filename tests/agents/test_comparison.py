@@ -1,5 +1,7 @@
 """Dreams compared with reality: which steps are compared, what is counted, and what each step depends on."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,13 +28,16 @@ def params(dreamer, make_params):
 
 @pytest.fixture(scope='module')
 def measure(dreamer, params):
-  """(sequence, params) -> Fidelity, jitted once."""
+  """(sequence, params) -> tallies by name, jitted once."""
 
   @jax.jit
   def compiled(params, sequence):
     return comparison.measure(dreamer, params, KEY, sequence, LENGTH)
 
-  return lambda sequence, changed=params: jax.device_get(compiled(changed, sequence))
+  def run(sequence, changed=params):
+    return types.SimpleNamespace(**jax.device_get(compiled(changed, sequence)))
+
+  return run
 
 
 @pytest.fixture(scope='module')
@@ -113,25 +118,6 @@ def test_a_model_that_copies_is_wrong_where_numbers_change(dreamer, measure, par
   assert measure(sequence._replace(observation=still), copying).wrong.total.max() == 0
   found = measure(sequence, copying).wrong
   assert found.total[0] == found.number[0] > 0  # random observations change at every step
-
-
-@pytest.mark.parametrize(
-  ('wrong', 'error', 'expected'),
-  [
-    ([0.0, 0.05, 0.2], [0.0, 0.0, 0.0], (2, 4)),
-    ([0.0, 0.0, 0.0], [0.1, 0.6, 0.9], (1, 2)),
-    ([0.2, 0.0, 0.0], [0.0, 0.0, 0.0], (None, 1)),  # not even one step
-    ([0.0, 0.0, None], [0.0, 0.0, None], (2, None)),  # episodes of fewer than four steps
-  ],
-)
-def test_dreams_are_trusted_until_an_error_is_too_large(wrong, error, expected):
-  nothing = dict.fromkeys(comparison.Row._fields)
-  rows = [
-    comparison.Row(**nothing | {'steps': 2**k, 'wrong': wrong[k], 'error': error[k]})
-    for k in range(3)
-  ]
-  found = comparison.trusted(comparison.Summary(None, None, None, rows))
-  assert tuple(row and row.steps for row in found) == expected
 
 
 @pytest.fixture(scope='module')

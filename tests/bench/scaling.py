@@ -8,20 +8,18 @@ Nothing is run: the update is compiled for devices that this machine only simula
 
 import argparse
 import collections
-import dataclasses
 import math
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.bench import speed
 from hephaestus.launch.bench.speed import Figure
-from hephaestus.launch.files import metrics
 from hephaestus.launch.run import fused
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.learner import devices as devices_lib
@@ -42,8 +40,7 @@ _LOGARITHM = re.compile(
 _OUTPUTS = re.compile(r'entry_computation_layout=.*?->(?P<shapes>.*)')
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Compiled:
+class Compiled(NamedTuple):
   """Figures of an update compiled for several devices.
 
   Attributes:
@@ -130,12 +127,7 @@ def lower(config: launch_config.ExperimentConfig, devices: list[jax.Device]) -> 
 
 
 def read_program(text: str, num_devices: int) -> Compiled:
-  """Counts collectives, instructions, products and logarithms in the text of a compiled program.
-
-  Args:
-    text: the optimised HLO, as `compiled.as_text()` gives it.
-    num_devices: number of devices that it was compiled for.
-  """
+  """Counts in the optimised HLO text of a program that was compiled for `num_devices` devices."""
   reduced = gathered = others = 0
   for found in _COLLECTIVE.finditer(text):
     num_bytes = sum(map(_num_bytes, _ARRAY.finditer(found['shape'])))
@@ -179,17 +171,9 @@ def _products(text: str) -> dict[str, int]:
 
 
 def output_dtypes(text: str) -> list[str]:
-  """Dtypes of the outputs of a compiled program, such as 'f32', in the order of their flattened tree.
-
-  Args:
-    text: the optimised HLO, as `compiled.as_text()` gives it.
-
-  Raises:
-    ValueError: the text names no outputs.
-  """
+  """Dtypes of the outputs, such as 'f32', of a compiled program's HLO text, in their tree's order."""
   found = _OUTPUTS.search(text)
-  if found is None:
-    raise ValueError('the text of the program names no outputs')
+  assert found is not None
   # One array, or a tuple in parentheses; further attributes of the program follow.
   shapes = re.match(r'\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|\S+', found['shapes'])
   assert shapes is not None
@@ -203,10 +187,7 @@ def show(program: str, measure: Callable[[], list[Figure]], *, as_json: bool) ->
   except ValueError as error:
     print(f'{program}: {error}', file=sys.stderr)
     return 2
-  if as_json:
-    print(metrics.to_json(speed.to_rows(figures)))
-  else:
-    speed.show(figures)
+  speed.show(figures, as_json=as_json)
   return 0
 
 

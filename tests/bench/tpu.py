@@ -7,13 +7,13 @@ libtpu, of the extra `tpu`, compiles for a topology on any Linux machine with an
 
 import argparse
 import collections
+import contextlib
 import importlib.util
-import itertools
 import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -65,27 +65,6 @@ def tpu(
     ValueError: libtpu is missing, a topology does not exist, an argument is invalid, or no program could
       be compiled; if some could, the others are named on stderr.
   """
-  check(names)
-  configs = {name: _config(name, environment, overrides) for name in programs}
-  # Before libtpu is loaded, which reads them.
-  os.environ.update(_ENVIRONMENT)
-  jax.config.update('jax_platforms', 'cpu')
-  devices = {name: _devices(name) for name in names}
-  figures, refusals = [], []
-  for name, (program, config) in itertools.product(names, configs.items()):
-    try:
-      figures += _figures(f'tpu/{name}/{program}', config, devices[name], _gibibytes(name))
-    except ValueError as error:
-      refusals.append(str(error))
-  if refusals and not figures:
-    raise ValueError('; '.join(refusals))
-  for refusal in refusals:
-    print(f'left out: {refusal}', file=sys.stderr)
-  return figures
-
-
-def check(names: Sequence[str]) -> None:
-  """Raises ValueError if a name is not a topology's, or if libtpu is not installed."""
   for name in names:
     if not _TOPOLOGY.fullmatch(name):
       raise ValueError(
@@ -97,6 +76,26 @@ def check(names: Sequence[str]) -> None:
       f'{names[0]}: needs libtpu, of the extra `tpu`; make train EXTRAS=tpu ARGS=--help, or '
       "pip install 'hephaestus[tpu]'"
     )
+  configs = {name: _config(name, environment, overrides) for name in programs}
+  # Before libtpu is loaded, which reads them.
+  os.environ.update(_ENVIRONMENT)
+  jax.config.update('jax_platforms', 'cpu')
+  figures, refusals = [], []
+  for name in names:
+    version = name.partition(':')[0]
+    options: Any = _OPTIONS.get(version, {})
+    with _named(name):
+      devices = list(topologies.get_topology_desc(name, platform='tpu', **options).devices)
+    for program, config in configs.items():
+      try:
+        figures += _figures(f'tpu/{name}/{program}', config, devices, _MEMORY[version] * 2**30)
+      except ValueError as error:
+        refusals.append(str(error))
+  if refusals and not figures:
+    raise ValueError('; '.join(refusals))
+  for refusal in refusals:
+    print(f'left out: {refusal}', file=sys.stderr)
+  return figures
 
 
 def _config(program: str, environment: str, overrides: list[str]) -> launch_config.ExperimentConfig:
@@ -106,62 +105,49 @@ def _config(program: str, environment: str, overrides: list[str]) -> launch_conf
   return launch_config.override(config, [*fusing, *overrides])
 
 
-def _version(name: str) -> str:
-  return name.partition(':')[0]
-
-
-def _gibibytes(name: str) -> int:
-  return _MEMORY[_version(name)]
-
-
-def _devices(name: str) -> list[jax.Device]:
-  """Devices of a topology, for which JAX can compile but not run.
-
-  Raises:
-    ValueError: the topology does not exist.
-  """
+@contextlib.contextmanager
+def _named(name: str) -> Iterator[None]:
+  """Turns a refusal of XLA or of a config into a ValueError of one line with a name."""
   try:
-    options: Any = _OPTIONS.get(_version(name), {})
-    return list(topologies.get_topology_desc(name, platform='tpu', **options).devices)
-  except jax.errors.JaxRuntimeError as error:
-    raise ValueError(f'{name}: {_first_line(error)}') from None
-
-
-def _first_line(error: Exception) -> str:
-  return str(error).strip().split('\n')[0]
+    yield
+  except (ValueError, jax.errors.JaxRuntimeError) as error:
+    raise ValueError(f'{name}: {str(error).strip().splitlines()[0]}') from None
 
 
 def _figures(
-  name: str, config: launch_config.ExperimentConfig, devices: list[jax.Device], gibibytes: int
+  name: str, config: launch_config.ExperimentConfig, devices: list[jax.Device], limit: int
 ) -> list[Figure]:
-  """Compiles one program, and returns its figures.
+  """Compiles one program for devices of `limit` bytes of memory, and returns its figures.
 
   Raises:
     ValueError: the config does not suit the devices, or XLA refuses the program.
   """
-  began = time.perf_counter()
-  try:
+  with _named(name):
+    began = time.perf_counter()
     lowered = scaling.lower(config, devices)
-  except ValueError as error:
-    raise ValueError(f'{name}: {error}') from None
-  lower_seconds = time.perf_counter() - began
-  try:
+    lower_seconds = time.perf_counter() - began
     compiled = lowered.compile()
-  except jax.errors.JaxRuntimeError as error:
-    raise ValueError(f'{name}: XLA refuses the program: {_first_line(error)}') from None
-  compile_seconds = time.perf_counter() - began - lower_seconds
-  text = compiled.as_text()
+    compile_seconds = time.perf_counter() - began - lower_seconds
+  text, memory = compiled.as_text(), compiled.memory_analysis()
   program = scaling.read_program(text, len(devices))
   counts = {
     **{f'products/{dtypes}': count for dtypes, count in program.products.items()},
     **{f'logarithms/{dtype}': count for dtype, count in program.logarithms.items()},
     **{f'losses/{dtype}': count for dtype, count in losses(text, lowered.out_tree).items()},
   }
+  parts = {
+    'arguments': memory.argument_size_in_bytes,
+    # Outputs that reuse the memory of arguments do not count.
+    'outputs': memory.output_size_in_bytes - memory.alias_size_in_bytes,
+    'temporaries': memory.temp_size_in_bytes,
+    'code': memory.generated_code_size_in_bytes,
+  }
+  parts['memory'] = sum(parts.values())
   return [
     Figure(f'{name}/devices', len(devices), ''),
     Figure(f'{name}/lower', lower_seconds, 's'),
     Figure(f'{name}/compile', compile_seconds, 's'),
-    *_memory(name, compiled.memory_analysis(), gibibytes),
+    *(Figure(f'{name}/{part}', value, 'bytes', limit) for part, value in parts.items()),
     Figure(f'{name}/reduced', program.reduced, 'bytes'),
     Figure(f'{name}/gathered', program.gathered, 'bytes'),
     Figure(f'{name}/other_collectives', program.other_collectives, ''),
@@ -169,30 +155,10 @@ def _figures(
   ]
 
 
-def _memory(name: str, memory: Any, gibibytes: int) -> list[Figure]:
-  """Figures of the memory of one device; outputs that reuse the memory of arguments do not count."""
-  parts = {
-    'arguments': memory.argument_size_in_bytes,
-    'outputs': memory.output_size_in_bytes - memory.alias_size_in_bytes,
-    'temporaries': memory.temp_size_in_bytes,
-    'code': memory.generated_code_size_in_bytes,
-  }
-  limit = gibibytes * 2**30
-  return [
-    Figure(f'{name}/{part}', value, 'bytes', limit)
-    for part, value in {**parts, 'memory': sum(parts.values())}.items()
-  ]
-
-
 def losses(text: str, outputs: Any) -> dict[str, int]:
-  """Counts the losses among a program's outputs, by their dtype in the compiled program.
+  """Counts the losses among a program's outputs, by their dtype in the HLO text of the compiled program.
 
-  Args:
-    text: HLO text of the compiled program.
-    outputs: structure of the tree that it returns; a leaf is a loss if its path contains 'loss'.
-
-  Returns:
-    Number of losses by dtype.
+  `outputs` is the structure of the tree that it returns; a leaf is a loss if its path contains 'loss'.
   """
   dtypes = jax.tree.unflatten(outputs, scaling.output_dtypes(text))
   named = jax.tree_util.tree_leaves_with_path(dtypes)

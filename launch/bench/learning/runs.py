@@ -68,11 +68,6 @@ class Settings(NamedTuple):
     """The folder of a run."""
     return self.out / 'runs' / self.label / f'{run.task.name}-{run.agent}-{run.seed}'
 
-  def log(self, run: SuiteRun) -> pathlib.Path:
-    """The file with the output of a run's commands."""
-    folder = self.folder(run)
-    return folder.with_name(f'{folder.name}.log')
-
   def recorded(self) -> dict[str, Any]:
     """The settings that affect what a run learns, as its row stores them."""
     return {
@@ -131,10 +126,10 @@ class _Job(jobs.Job):
   """Trains a run, then evaluates it, and appends its row to the results."""
 
   def __init__(self, run: SuiteRun, settings: Settings, rows: metrics.JsonLines):
-    self.run, self.name, self.log = run, run.name, settings.log(run)
-    self._settings, self._rows = settings, rows
+    self.run, self.name, self._settings, self._rows = run, run.name, settings, rows
     self._folder = settings.folder(run)
-    self._evaluation = self._folder.with_name(f'{self._folder.name}.evaluation')
+    self.log = self._folder.with_name(f'{self._folder.name}.log')
+    self._evaluation = self.log.with_suffix('.evaluation')
 
   def commands(self) -> Generator[jobs.Command, jobs.Ended, None]:
     self._folder.parent.mkdir(parents=True, exist_ok=True)
@@ -165,6 +160,7 @@ class _Job(jobs.Job):
     evaluations = {result['actions']: result['episode_return'] for result in results}
     attempts = metrics.read(self._folder / ATTEMPTS)
     total = lambda key: sum(attempt[key] for attempt in attempts) / 60
+    package = environments.package(self.run.task.environment)
     return {
       'environment': self.run.task.name,
       'agent': self.run.agent,
@@ -176,7 +172,11 @@ class _Job(jobs.Job):
       'wall_minutes': total('wall_seconds'),
       'settings': self._settings.recorded(),
       'commit': commit(),
-      'versions': versions(self.run.task.environment),
+      'versions': {
+        'python': platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in ('jax', 'hephaestus')},
+        **dict([package.split()] if package else []),
+      },
     }
 
   def line(self, seconds: float) -> str:
@@ -188,16 +188,6 @@ class _Job(jobs.Job):
     attempts = metrics.read(self._folder / ATTEMPTS)
     seconds += sum(attempt['wall_seconds'] for attempt in attempts)
     return f'{self.run.name}: {shown} at {last_step:,} steps, {seconds / 60:.1f} min'
-
-
-def versions(environment: str) -> dict[str, str]:
-  """Versions by name of Python, JAX, this package, and the package of an environment, if it is another's."""
-  package = environments.package(environment)
-  return {
-    'python': platform.python_version(),
-    **{name: importlib.metadata.version(name) for name in ('jax', 'hephaestus')},
-    **dict([package.split()] if package else []),
-  }
 
 
 def commit() -> str | None:

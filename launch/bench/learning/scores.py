@@ -64,29 +64,21 @@ def curve(spans: Sequence[Ended], steps: int, last_step: int) -> Points:
 
   The episodes of a span are taken as evenly spread over it, so a span that crosses from one tenth
   into the next counts in both by its share. A tenth in which no episode ended has the mean of the
-  tenth before, or of the first that has one.
-
-  The mean is None for a tenth that begins at `last_step`, the last step of the run, or later, and for all if
-  no episode has ended.
+  tenth before, or of the first that has one. None for a tenth that begins at `last_step`, the last step
+  of the run, or later.
   """
   edges = np.linspace(0, steps, suite.NUM_POINTS + 1)
   points: Points = []
-  for low, high in itertools.pairwise(edges):
+  for low, high in itertools.pairwise(edges[: np.count_nonzero(edges < last_step) + 1]):
     weights = [
       max(0.0, min(span.end, high) - max(span.begin, low)) / (span.end - span.begin) * span.episodes
       for span in spans
     ]
-    total = sum(weights)
     sums = sum(weight * span.mean for weight, span in zip(weights, spans, strict=True))
-    if low >= last_step:
-      points.append(None)
-    else:
-      points.append(sums / total if total else points[-1] if points else None)
+    points.append(sums / sum(weights) if sum(weights) else points[-1] if points else None)
   first = next((point for point in points if point is not None), None)
-  return [
-    first if point is None and low < last_step else point
-    for point, low in zip(points, edges[:-1], strict=True)
-  ]
+  points = [first if point is None else point for point in points]
+  return points + [None] * (suite.NUM_POINTS - len(points))
 
 
 def retention(points: Sequence[float], base: float, target: float | None = None) -> float:
@@ -98,8 +90,10 @@ def retention(points: Sequence[float], base: float, target: float | None = None)
   result is at most 1; it is negative where the end is worse than the random policy. It is 1 where
   nothing was learned: best - base is at most a tenth of the largest of |base|, |best| and |target|.
 
-  `points` are the means of the tenths, at least one; `base` is the score of a random policy, and `target` the
-  task's, if it has one.
+  Args:
+    points: means of the tenths, at least one.
+    base: score of a random policy.
+    target: the task's target score, if it has one.
   """
   fifths = [sum(pair) / 2 for pair in itertools.pairwise(points)] or list(points)
   best = max(fifths)
@@ -107,21 +101,6 @@ def retention(points: Sequence[float], base: float, target: float | None = None)
   if best - base <= NOTHING_LEARNED * scale:
     return 1.0
   return (fifths[-1] - base) / (best - base)
-
-
-def summary(points: Points, base: float, target: float | None = None) -> dict[str, Any]:
-  """Summarises the curve of a run; see `retention` for `base` and `target`.
-
-  Returns:
-    {'curve': mean episode return in each tenth of the steps, 'final': the mean in the last tenth that was
-    begun, 'area': mean of the curve, 'retention': see `retention`}; the last three are None if no episode
-    has ended.
-  """
-  known = [point for point in points if point is not None]
-  numbers: tuple[float | None, ...] = (None, None, None)
-  if known:
-    numbers = known[-1], sum(known) / len(known), retention(known, base, target)
-  return {'curve': points, **dict(zip(('final', 'area', 'retention'), numbers, strict=True))}
 
 
 def reaches_target(task: suite.Task, points: Points, sampled: float | None) -> bool | None:
@@ -154,24 +133,25 @@ def beats_ppo(task: suite.Task, points: Points, ppo: Sequence[Points]) -> bool |
 
 
 def row(task: suite.Task, folder: pathlib.Path, evaluations: dict[str, Any]) -> dict[str, Any]:
-  """Makes the scores of a finished run, which are part of its row of results.
+  """Scores of a finished run, as in its row of results; see docs/results.md.
 
   Args:
+    task: the task of the run.
+    folder: folder of the run.
     evaluations: mean episode returns after the last step, of the agent with 'greedy' and with 'sampled'
       actions, and of the 'random' policy.
-
-  Returns:
-    {'steps', 'updates', 'episodes': numbers of each while training, the items of `summary`, the items
-    of `evaluations`, 'target': required score, 'reached': see `reaches_target`}
   """
   spans, last_step = read(folder)
   points = curve(spans, task.steps, last_step)
-  updates = (metrics.last(folder / 'metrics' / 'learner.jsonl') or {}).get('learner_step')
+  known = [point for point in points if point is not None]
   return {
     'steps': last_step,
-    'updates': updates,
+    'updates': (metrics.last(folder / 'metrics' / 'learner.jsonl') or {}).get('learner_step'),
     'episodes': sum(span.episodes for span in spans),
-    **summary(points, evaluations['random'], task.target),
+    'curve': points,
+    'final': known[-1] if known else None,
+    'area': sum(known) / len(known) if known else None,
+    'retention': retention(known, evaluations['random'], task.target) if known else None,
     **evaluations,
     'target': task.target,
     'reached': reaches_target(task, points, evaluations['sampled']),

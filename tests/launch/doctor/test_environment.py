@@ -25,22 +25,26 @@ def test_healthy_environment_has_no_finding(size, num_steps):
   assert diagnose(catch.Catch(**size), num_steps) == {}
 
 
+def test_environment_that_acts_one_step_late_is_diagnosed():
+  found = diagnose(broken.Late(**SIZE))
+  assert 'one step late' in found['more by the action before it']
+
+
 @pytest.mark.parametrize(
-  ('kind', 'names', 'cause'),
+  ('changed', 'name'),
   [
-    (broken.Late, {'more by the action before it'}, 'one step late'),
-    (broken.Blind, {'variance of rewards explained'}, 'does not determine the reward'),
-    (
-      broken.Deaf,
-      {'variance explained by the action'},
-      'neither the next observation nor the reward',
-    ),
+    ({'change_without': 0.9, 'reward_without': 0.9}, 'variance explained by the action'),
+    ({'change_late': 1.0}, 'more by the action before it'),
+    ({'reward': 0.01, 'reward_early': 0.01}, 'variance of rewards explained'),
   ],
 )
-def test_broken_environment_is_diagnosed(kind, names, cause):
-  found = diagnose(kind(**SIZE))
-  assert names <= set(found), found
-  assert any(cause in words for words in found.values()), found
+def test_each_fault_that_probes_show_is_named(changed, name):
+  healthy = environment_checks.Explained(
+    np.array([0.9]), np.array([0.5]), np.array([0.5]), 0.9, 0.9, 0.2
+  )
+  assert not check_lib.findings(environment_checks.of_probes(healthy))
+  found = environment_checks.of_probes(healthy._replace(**changed))
+  assert [check.name for check in check_lib.findings(found)] == [name]
 
 
 @pytest.fixture

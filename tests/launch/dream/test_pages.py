@@ -52,22 +52,15 @@ def run(*arguments):
   return main.run(main.parse(['hephaestus', 'dream', *map(str, arguments)]))
 
 
-def test_run_without_a_world_model_is_refused_in_one_line(tmp_path, capsys):
+def test_bad_input_is_one_line(tmp_path, capsys):
   folder_lib.open_run(tmp_path / 'run', config.override(presets.ppo_laptop('catch'), []))
-  assert run(tmp_path / 'run') == 2
+  for words in ((tmp_path / 'run',), (tmp_path / 'none',), ('catch', '--seed', -1)):
+    assert run(*words) == 2
   printed = capsys.readouterr()
-  assert printed.err == (
-    f'hephaestus dream: {tmp_path}/run: its agent, ppo, has no world model that dreams; give a run of the '
-    'dreamer\n'
-  )
-  assert not printed.out
-
-
-def test_unknown_agent_and_wrong_seed_are_refused(tmp_path, capsys):
-  assert run(tmp_path / 'none') == 2 and run('catch', '--seed', -1) == 2
-  unknown, seed = capsys.readouterr().err.splitlines()
+  ppo, unknown, seed = printed.err.splitlines()
+  assert f'{tmp_path}/run: its agent, ppo, has no world model that dreams' in ppo
   assert 'is not the folder of a run or of an exported policy' in unknown
-  assert '--seed -1: must be at least 0' in seed
+  assert '--seed -1' in seed and not printed.out
 
 
 def test_requests_of_others_are_refused(serve):
@@ -115,12 +108,12 @@ def test_session_over_http(serve):
 @pytest.mark.parametrize(
   ('path', 'content', 'status', 'text'),
   [
-    ('act', {'at': 0, 'action': 9}, 400, 'action=9: a whole number from 0 to 2 should be given'),
-    ('act', {'at': 0, 'wish': 1}, 400, "unexpected keyword argument 'wish'"),
-    ('act', b'{', 400, 'the request is not JSON'),
-    ('act', [0], 400, 'the request is no JSON object'),
-    ('act', b' ' * 70_000, 413, 'a request has at most 65,536 bytes'),
-    ('begin_dream', {'at': 5}, 400, 'at=5: there are steps 0 to 0'),
+    ('act', {'at': 0, 'action': 9}, 400, 'action=9'),
+    ('act', {'at': 0, 'wish': 1}, 400, 'wish'),
+    ('act', b'{', 400, 'not JSON'),
+    ('act', [0], 400, 'no JSON object'),
+    ('act', b' ' * 70_000, 413, '65,536 bytes'),
+    ('begin_dream', {'at': 5}, 400, 'at=5'),
     ('fly', {}, 404, 'Not Found'),
   ],
 )  # fmt: skip
@@ -223,7 +216,7 @@ def test_masks_of_the_slots_of_each_step_tint_both_pictures(serve, browser):
   masks = []
   for node, real in ((beyond, touching), (touching, touching), (start, start)):
     if node is not beyond:
-      shown.press(',', node.index)
+      shown.press(',', node.shown['index'])
     masks.append([np.asarray(paint(belief.latent)) for belief in (real.belief, node.dream)])
     for side, each in zip(SIDES, masks[-1], strict=True):
       frame, found = (shown.pixels(f'{side}-{name}')[..., :3] for name in ('picture', 'slots'))
