@@ -1,7 +1,5 @@
 """The default dreamer in the sizes of `tiny`, and random batches for its update."""
 
-import dataclasses
-
 import dm_env
 import jax
 import numpy as np
@@ -41,16 +39,6 @@ def make_dreamer(**changes):
   }
   if config.slots:
     observation_spec['pixels'] = specs.BoundedArray(PIXELS, np.uint8, 0, 255)
-  return registry.make_dreamer(config, observation_spec, specs.DiscreteArray(3))
-
-
-def make_dreamer_of_images():
-  """A Dreamer that reads an image by slots, and real numbers; otherwise as `make_dreamer`."""
-  config = dataclasses.replace(make_dreamer().config, slots=3, slot_size=4)
-  observation_spec = {
-    'pixels': specs.BoundedArray(PIXELS, np.uint8, 0, 255),
-    'real': specs.Array((2,), np.float32),
-  }
   return registry.make_dreamer(config, observation_spec, specs.DiscreteArray(3))
 
 

@@ -16,8 +16,6 @@ from hephaestus.actors.environments import catch, host, wrappers
 from hephaestus.actors.environments import environment as environment_lib
 from hephaestus.agents import agent as agent_lib
 from hephaestus.agents import experience
-from hephaestus.agents.dreamer import agent as dreamer_agent
-from hephaestus.agents.dreamer import config as dreamer_config
 
 NUM_ENVS, NUM_STEPS = 3, 6
 FIRST, MID, LAST = (int(step_type) for step_type in dm_env.StepType)
@@ -261,23 +259,6 @@ def test_explorer_acts_only_in_unrolls_that_collect_experience():
   assert (actions[False] == 0).all() and not roles[False].any()
   assert (actions[True] == np.array([[2], [2], [1]])).all()
   np.testing.assert_array_equal(roles[True], [True, True, False])
-
-
-@pytest.mark.parametrize('env', ['catch', 'grid_world'])
-def test_no_key_is_used_twice(env):
-  options = {'size': 4, 'num_resources': 3} if env == 'grid_world' else {}
-  environment = environments.make(env, **options)
-  agent = dreamer_agent.make_dreamer(
-    dreamer_config.DreamerConfig(**tiny.DREAMER),
-    environment.observation_spec,
-    environment.action_spec,
-  ).agent
-  unroll = rollout.make_unroll(environment, agent, num_envs=2, sequence_length=3)
-  with jax.debug_key_reuse(True):
-    init = lambda key: agent.acting_params(agent.init_params(key))
-    params = jax.eval_shape(init, jax.random.key(0))  # tracing detects it
-    state = jax.eval_shape(unroll.init, jax.random.key(1))
-    jax.eval_shape(unroll.unroll, params, jax.random.key(2), state, np.int32(0), np.int32(0))
 
 
 class Endless(catch.Catch):

@@ -79,25 +79,6 @@ def test_observation_is_left_of_the_prediction():
   assert len(without_salience[0]) == height - videos.BARS - videos.MARGIN
 
 
-def test_masks_tint_the_prediction_in_a_colour_for_each_slot():
-  side = videos.SIDE
-  frame = np.full((side, side, 3), 100, np.uint8)
-  masks = np.zeros((3, 4, 2), np.float32)
-  masks[0, :2], masks[2, 2:] = 1, 1
-  tinted = videos.with_masks(frame, masks)
-  assert (tinted[: side // 2] == tinted[0, 0]).all()
-  assert (tinted[side // 2 :] == tinted[-1, -1]).all()
-  assert tinted[0, 0].tolist() == [177, 50, 50] and tinted[-1, -1].tolist() == [50, 50, 177]
-  predicted, shares = np.zeros((NUM_STEPS, 1)), np.ones((NUM_STEPS, 1))
-  frames = videos.comparison(
-    lambda _: frame, predicted, predicted, shares, 1, np.tile(masks, (NUM_STEPS, 1, 1, 1))
-  )
-  top = 2 * videos.MARGIN
-  left = [videos.MARGIN + index * (side + videos.MARGIN) for index in range(3)]
-  for begin, shown in zip(left, (frame, frame, tinted), strict=True):
-    np.testing.assert_array_equal(frames[2][top : top + side, begin : begin + side], shown)
-
-
 def test_camera_writes_episode_and_prediction_at_the_end(tmp_path):
   env = catch.Catch(**tiny.CATCH)
   config = dreamer_config.DreamerConfig(**tiny.DREAMER)
@@ -119,24 +100,3 @@ def test_further_choices_are_summed_up():
   policy = {'up': 0.5, 'siphon': 0.25, 'PUSH': 0.125, 'WAIT': 0.125}
   assert videos.likeliest(policy, 4) == list(policy.items())
   assert videos.likeliest(policy, 3) == [('up', 0.5), ('siphon', 0.25), ('2 others', 0.25)]
-
-
-def test_bar_length_is_proportional_to_probability():
-  frame = np.full((240, 336, 3), 9, np.uint8)
-  shown = videos.with_policy(frame, {'a name that is too long for its place': 0.75, 'b': 0.25})
-  empty = videos.with_policy(frame, {})
-  assert shown.shape == empty.shape and shown.dtype == np.uint8
-  np.testing.assert_array_equal(shown[:, :336], frame)
-  bars = (shown == videos.OBSERVED).all(-1).sum(1)
-  lengths = [length for length in bars.tolist() if length]
-  assert lengths[0] > 2.5 * lengths[-1] and len(set(lengths)) == 2
-  assert not (empty[:, 336:] != videos.BACKGROUND).any()
-  opened = videos.with_policy(frame, {'b': 0.25}, ['errand_0', 'errand_7'])
-  named = np.flatnonzero((opened == videos.PREDICTED).all(-1).any(1))
-  assert (
-    opened.shape == shown.shape
-    and 240 - videos.MARGIN - 2 * videos.LINE <= named[0] < named[-1] < 240
-  )
-  # A long name ends before its bar.
-  bar = 336 + videos.MARGIN + videos.NAME
-  assert (shown[:, bar - 2 : bar] == videos.BACKGROUND).all()

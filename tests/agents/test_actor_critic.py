@@ -109,15 +109,6 @@ def test_actor_raises_the_likelihood_of_advantageous_actions(
     assert np.sign(change) == advantage
 
 
-def test_actor_without_advantage_seeks_entropy(params, steps, gradient, judge):
-  _, grads = gradient(params, steps, targets(0.0))
-  largest = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(grads['actor']))
-  assert 0 < largest < 1e-3  # entropy_scale is 3e-4
-  names = ['actor', 'explorer']
-  before, after = judge(params)[1], judge(descend(params, grads, names, rate=100.0))[1]
-  assert after.mean() > before.mean()
-
-
 def test_entropy_weighs_more_the_more_certain_the_explorer_is():
   def weight(*probs):
     logits = np.log(np.float32(probs))
@@ -268,8 +259,7 @@ def test_policy_mixes_one_per_cent_over_legal_actions(params, steps, read):
 def replayed(policy, params, make_sequence, dreamer, make_params):
   """The replayed loss and its gradients, along the streams of conftest.
 
-  It takes the arguments of the gradient, (params, features, reward), then discounts, and names of heads
-  with rewards.
+  It takes the arguments of the gradient, (params, features, reward), then discounts.
   """
   sequence = make_sequence(dreamer)
   rng = np.random.default_rng(3)
@@ -278,18 +268,14 @@ def replayed(policy, params, make_sequence, dreamer, make_params):
   novelty = rng.uniform(size=size).astype(np.float32)
   slow_critic = make_params(dreamer, seed=1)['actor_critic']
 
-  def loss(params, features, reward, discount, names):
+  def loss(params, features, reward, discount):
     last = jnp.asarray(sequence.step_type == 2)
     rewards = {ac.TASK: reward, ac.NOVELTY: jnp.asarray(novelty)}
-    rewards = {name: rewards[name] for name in names}
     replayed = ac.Replayed(read_of(features), rewards, discount, last, None)
     return policy.replayed_value_loss(params, slow_critic, replayed)
 
-  compiled = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)), static_argnums=4)
-
-  def gradient(*arguments, names=(ac.TASK, ac.NOVELTY)):
-    return jax.device_get(compiled(*arguments, names))
-
+  compiled = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))
+  gradient = lambda *arguments: jax.device_get(compiled(*arguments))
   return sequence, gradient, (params, features, sequence.reward)
 
 
@@ -336,21 +322,6 @@ def test_targets_of_replayed_steps_have_no_gradient(replayed):
   assert last.sum() == 2 and all((part[last] == 0).all() for part in by_features)
   for part in (by_features.state, by_features.numbers):
     assert (np.abs(part).max(-1)[:-1][~last[:-1]] > 0).all()
-
-
-def test_replayed_loss_trains_only_heads_with_rewards(replayed):
-  """Rewards of one head add only its own loss."""
-  sequence, gradient, arguments = replayed
-  (task, (grads, *_)), (novelty, _), (both, _) = (
-    gradient(*arguments, sequence.discount, names=names)
-    for names in ((ac.TASK,), (ac.NOVELTY,), (ac.TASK, ac.NOVELTY))
-  )
-  np.testing.assert_allclose(both, task + novelty, rtol=1e-5)
-  size = lambda grads: max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(grads))
-  assert size(grads['explorer_critic']) == 0 < size(grads['critic'])
-
-
-# Without novelty.
 
 
 # Scales of the advantages.

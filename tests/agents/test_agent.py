@@ -8,9 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dm_env import specs
 
-from hephaestus.agents import distributions
 from hephaestus.agents.cognition import registry
 from hephaestus.agents.dreamer import rssm
 
@@ -119,7 +117,7 @@ def test_explorer_acts_only_in_the_given_environments(make_dreamer, make_params,
 
 @pytest.mark.parametrize(
   ('share', 'num_envs', 'count'),
-  [(1.0, 16, 16), (0.25, 16, 4), (0.3, 16, 5), (0.25, 4, 1), (1.0, 1, 1), (0.25, 1, 0)],
+  [(1.0, 16, 16), (0.3, 16, 5), (1.0, 1, 1), (0.25, 1, 0)],
 )
 def test_first_environments_explore(make_dreamer, make_params, share, num_envs, count):
   agent = make_dreamer('masked').agent
@@ -136,10 +134,9 @@ def test_agent_without_novelty_has_no_explorer(make_dreamer, make_params):
   assert sorted(acting['actor_critic']) == ['actor']
 
 
-@pytest.mark.parametrize('env, dtype', [('masked', 'bfloat16'), ('continuous', 'float32')])
-def test_policy_state_keeps_its_shapes_and_dtypes(make_dreamer, param_shapes, env, dtype, arrive):
+def test_policy_state_keeps_its_shapes_and_dtypes(make_dreamer, param_shapes, arrive):
   """A scan requires it."""
-  dreamer = make_dreamer(env, compute_dtype=dtype)
+  dreamer = make_dreamer('masked', compute_dtype='bfloat16')
   agent = dreamer.agent
   params = agent.acting_params(param_shapes(dreamer))
   before = jax.eval_shape(lambda: agent.initial_policy_state(NUM_ENVS))
@@ -242,17 +239,6 @@ def test_explain_gives_the_empowerment_of_the_step(explained):
   )
 
 
-def test_parallel_environments_are_independent(make_dreamer, make_params, act, arrive):
-  dreamer = make_dreamer('masked')
-  acting = dreamer.agent.acting_params(make_params(dreamer))
-  state, key = dreamer.agent.initial_policy_state(NUM_ENVS), jax.random.key(0)
-  one, other = arrive(dreamer, seed=0), arrive(dreamer, seed=1)
-  mixed = jax.tree.map(lambda x, y: np.concatenate([x[:1], y[1:]]), one, other)
-  (_, expected), (_, decision) = (act(dreamer, acting, key, state, x) for x in (one, mixed))
-  np.testing.assert_array_equal(decision.extras['log_prob'][0], expected.extras['log_prob'][0])
-  assert (decision.extras['log_prob'][1:] != expected.extras['log_prob'][1:]).all()
-
-
 @pytest.mark.parametrize('env', ['masked', 'continuous'])
 def test_training_infers_latents_and_likelihoods_of_acting(quiet_dreamer, episode, env):
   """Both begin with a stored state, also within an episode, and neither has noise."""
@@ -290,15 +276,6 @@ def test_training_infers_latents_and_likelihoods_of_acting(quiet_dreamer, episod
     close(part.action, mode)
 
 
-def test_fresh_params_are_float32_and_depend_on_the_key(fresh_params):
-  params = fresh_params()
-  assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype('float32')}
-  kernel = lambda params: params['world_model']['encoder']['Dense_0']['kernel']
-  assert (kernel(params) != kernel(fresh_params(1))).any()
-  fresh_params.cache_clear()
-  assert (kernel(params) == kernel(fresh_params())).all()
-
-
 # Keys.
 
 
@@ -318,20 +295,3 @@ def test_acting_uses_no_key_twice(make_dreamer, make_params, arrive):
     acting, state = agent.acting_params(params), agent.initial_policy_state(NUM_ENVS)
     act = lambda key: agent.act(acting, key, state, arrive(dreamer), greedy=False)
     jax.eval_shape(act, jax.random.key(1))
-
-
-def test_acting_with_gaussian_latents_and_clean_novelty(make_dreamer, make_params, arrive):
-  dreamer = make_dreamer('masked', latent='gaussian', novelty='clean')
-  acting = dreamer.agent.acting_params(make_params(dreamer))
-  state = dreamer.agent.initial_policy_state(3)
-
-  @jax.jit
-  def stochastic_of(acting, state, arrival):
-    state, decision = dreamer.agent.act(acting, jax.random.key(0), state, arrival, greedy=True)
-    return state.recurrent.latent.stochastic, decision.extras['log_prob']
-
-  stochastic, log_prob = stochastic_of(acting, state, arrive(dreamer))
-  assert stochastic.shape == (3, 4) and len(np.unique(stochastic)) == 12
-  assert np.isfinite(log_prob).all()
-  assert isinstance(dreamer.model.action_spec, specs.DiscreteArray)
-  assert dreamer.model.networks.latent_type is distributions.Gaussian

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import comparison, modules, rssm
 
 NUM_STEPS, BATCH, LENGTH, CONTEXT = 6, 3, 3, 3
@@ -151,22 +150,12 @@ def test_surprise_is_of_the_step_after_the_action(examine, acted):
   assert difference[2].all() and not difference[[0, 1, 3, 4, 5]].any()
 
 
-def test_scrambled_observations_have_the_numbers_of_each_step(sequence):
-  scrambled = jax.jit(comparison._scrambled)(jax.random.key(1), sequence.observation)
-  differs = False
-  for old, new in zip(
-    jax.tree.leaves(sequence.observation), jax.tree.leaves(scrambled), strict=True
-  ):
-    np.testing.assert_array_equal(np.sort(old, axis=1), np.sort(new, axis=1))
-    differs |= (old != new).any()
-  assert differs
-
-
 def test_leaves_of_equal_width_are_scrambled_apart_and_masks_stay():
   x = np.tile(np.arange(64.0, dtype=np.float32)[None, :, None], (2, 1, 3))
   mask = np.arange(64)[None, :, None] % 2 > 0
   observation = {'a': x, 'b': x, 'action_mask': mask}
   found = jax.device_get(jax.jit(comparison._scrambled)(jax.random.key(0), observation))
+  np.testing.assert_array_equal(np.sort(found['a'], axis=1), x)
   assert (found['a'] != found['b']).any() and (found['a'][..., 0] != found['a'][..., 1]).any()
   np.testing.assert_array_equal(found['action_mask'], mask)
 
@@ -225,34 +214,6 @@ def test_prediction_depends_on_observed_steps_and_earlier_actions_only(foresee, 
   by_action = differs(plain, foresee(env, change=change_action(CONTEXT)).observation)
   assert not by_action[step <= CONTEXT].any()
   assert by_action[step > CONTEXT].any()
-
-
-def test_prediction_of_an_observed_episode_reads_every_step(foresee):
-  def change(observation, action):
-    observation[-1] -= 100  # enough for another class of a latent
-    return observation, action
-
-  plain = foresee('continuous', NUM_STEPS).observation
-  changed = foresee('continuous', NUM_STEPS, change).observation
-  assert differs(plain, changed).tolist() == [False] * 5 + [True]
-
-
-@pytest.mark.parametrize('env', ['pictures', 'frames'])
-def test_predictions_have_the_shapes_of_an_observation(
-  make_dreamer, make_sequence, param_shapes, foresee, env
-):
-  dreamer = make_dreamer(env)
-  if env in ENVS:
-    decoded = foresee(env).observation
-  else:  # not compiled
-    sequence = make_sequence(dreamer)
-    stream = sequence.observation[:, 0], sequence.action[:, 0]
-    params = param_shapes(dreamer)
-    decoded = jax.eval_shape(dreamer.agent.foresee, params, KEY, *stream, CONTEXT).observation
-  spec = observation_lib.without_mask(dreamer.model.observation_spec)
-  shapes = jax.tree.map(lambda leaf: (NUM_STEPS, *leaf.shape), spec)
-  assert jax.tree.map(lambda x: x.shape, decoded) == shapes
-  assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(decoded))
 
 
 @pytest.mark.parametrize('env', ENVS)

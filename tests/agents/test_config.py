@@ -1,7 +1,5 @@
 """Invalid configs are refused with the name of the field."""
 
-import dataclasses
-
 import pytest
 
 from hephaestus.agents import distributions
@@ -45,12 +43,6 @@ def test_invalid_value_is_refused_with_its_field(name, value):
 def test_workspace_together_with_salience_is_refused():
   with pytest.raises(ValueError, match=r'agent\.workspace_size=1: .* set agent\.window=1'):
     cognition_config.CognitionConfig(workspace_size=1, window=2)
-
-
-def test_config_is_frozen():
-  config = cognition_config.CognitionConfig()
-  with pytest.raises(dataclasses.FrozenInstanceError):
-    config.gamma = 0.5
 
 
 def test_each_latent_has_a_distribution():

@@ -14,7 +14,7 @@ from small_dreamer import read_of, starts_of
 
 from hephaestus.agents.cognition import salience
 from hephaestus.agents.dreamer import actor_critic as ac
-from hephaestus.agents.dreamer import dream, modules, rssm, sockets
+from hephaestus.agents.dreamer import dream, modules, rssm
 
 WINDOW, HORIZON = 3, 4
 
@@ -227,31 +227,3 @@ def test_chunks_of_imagined_steps_add_up_and_train_salience(params, gradient):
   parts = [gradient(params, 1.0, first, 2) for first in range(0, 6, 2)]
   summed = jax.tree.map(lambda *x: sum(x), *parts)
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4), summed, whole)
-
-
-def test_foreseen_salience_sums_to_one_over_the_steps_of_the_episode(
-  dreamer, all_params, make_sequence
-):
-  sequence = make_sequence(dreamer)
-  stream = jax.tree.map(lambda x: x[:, 0], (sequence.observation, sequence.action))
-  foresee = jax.jit(lambda *arguments: dreamer.agent.foresee(*arguments).salience)
-  salience = np.asarray(foresee(all_params, jax.random.key(0), *stream, np.int32(3)))
-  assert salience.shape == (6, WINDOW)
-  np.testing.assert_allclose(salience.sum(1), 1, rtol=1e-5)
-  for step in range(WINDOW):
-    assert (salience[step, : WINDOW - 1 - step] == 0).all()
-    assert (salience[step, WINDOW - 1 - step :] > 0).all()
-  assert np.ptp(salience[-1]) > 1e-3
-
-
-# No context.
-
-
-def test_without_context_there_are_no_parameters_and_no_memory(make_dreamer, param_shapes):
-  dreamer = make_dreamer('masked')
-  context = dreamer.actor_critic.context
-  assert type(context) is sockets.Context and context.initial(5) == ()
-  params = param_shapes(dreamer)['actor_critic']
-  assert set(params) == {'actor', 'explorer', 'critic', 'explorer_critic'}
-  read = read_of(dreamer.model.networks.empty_features(2, 5))
-  assert jax.eval_shape(context.pool, params, read).shape == (2, 5, 0)

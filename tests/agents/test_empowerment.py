@@ -107,11 +107,6 @@ def exact(legal=None):
   return values
 
 
-def test_exact_values_by_hand():
-  assert exact()[2, 2] == pytest.approx(np.log(5))
-  assert exact()[0, 0] == pytest.approx(-0.6 * np.log(0.6) - 0.4 * np.log(0.2))
-
-
 def test_head_learns_the_exact_information_of_a_grid(train):
   np.testing.assert_allclose(train(700), exact(), atol=0.1)
 

@@ -422,19 +422,6 @@ def test_view_is_read_with_its_vector_in_place_of_levels():
   np.testing.assert_allclose(flat[0, 9:], [0, 0.01], atol=1e-6)
 
 
-@pytest.mark.parametrize(
-  ('variant', 'leaf'), [('view and board', 'board'), ('view and picture', 'picture')]
-)
-def test_board_and_picture_are_read_together_with_a_view(variant, leaf):
-  ppo, params, _ = played(variant)
-  observation = draw_observation(ppo.network.observation_spec, np.random.default_rng(0), BATCH)
-  changed = observation[leaf].copy()
-  changed[..., 2:] += 1  # the first two numbers of the board are none of its cells
-  other = observation | {leaf: changed}
-  value = lambda observation: act(ppo, params, observation=observation)[1].extras['value']
-  assert not np.allclose(value(observation), value(other))
-
-
 def test_picture_without_numbers_is_read():
   network = make('only a picture', image_channels=4, levels=3, recurrent_size=6).network
   observation = jax.ShapeDtypeStruct((5, 2, 9, 8, 29), np.float32)

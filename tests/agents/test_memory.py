@@ -104,12 +104,6 @@ def test_keys_have_length_one_and_tell_names_apart():
   assert np.exp(memory_lib.SHARPNESS * (similarity.max() - 1)) < 0.1
 
 
-def test_zeros_count_as_much_as_ones_in_a_key():
-  x = np.zeros((2, 24), bool)
-  x[1, 0] = True
-  np.testing.assert_allclose(key_of(x), -key_of(~x), atol=1e-6)
-
-
 @pytest.mark.parametrize(
   'spec', [specs.BoundedArray((9, 12, 20), np.uint8, 0, 255), specs.Array((16, 8, 2), np.float32)]
 )

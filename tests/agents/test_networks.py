@@ -28,15 +28,6 @@ def normal(*shape, seed=0):
   return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
-def test_mlp_computes_in_its_dtype_with_float32_parameters(dtype):
-  mlp = networks.MLP(8, 2, 3, dtype=dtype)
-  x = jnp.ones((2, 5), jnp.float32)
-  variables = jax.eval_shape(mlp.init, jax.random.key(0), x)
-  assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype('float32')}
-  assert jax.eval_shape(mlp.apply, variables, x).dtype == dtype
-
-
 def test_towers_normalise_their_inputs_separately():
   """Features 1000 times as large do not drown the numbers: the output stays about the same."""
   towers = networks.TwoTowers(8, 1, 3, 1.0)
@@ -133,34 +124,6 @@ def test_dense_layer_of_parts_equals_one_of_their_concatenation(sizes, dtype):
   compare = lambda x, y: np.testing.assert_allclose(*map(np.float32, (x, y)), **close)
   jax.tree.map(compare, grads, expected_grads)
   assert {leaf.dtype for leaf in jax.tree.leaves(grads[0])} == {jnp.dtype('float32')}
-
-
-def test_mlp_takes_any_leading_axes():
-  mlp = networks.MLP(8, 1, 3)
-
-  @jax.jit
-  def apply(x):
-    variables = mlp.init(jax.random.key(1), x[0, 0])
-    return [mlp.apply(variables, each) for each in (x, x.reshape(6, 5), x[0, 0])]
-
-  nested, flat, first = apply(normal(2, 3, 5))
-  np.testing.assert_allclose(nested, np.reshape(flat, (2, 3, 3)), rtol=1e-5, atol=1e-6)
-  np.testing.assert_allclose(first, flat[0], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize('raw', [True, False])
-def test_only_a_raw_mlp_distinguishes_an_input_from_its_multiple(raw):
-  mlp = networks.MLP(16, 1, raw=raw)
-  x = np.float32([[3.0, 0.0], [30.0, 0.0]])
-  once, ten_times = jax.jit(mlp.init_with_output)(jax.random.key(0), x)[0]
-  assert bool(np.max(np.abs(once - ten_times)) > 0.1) == raw
-
-
-def test_mlp_without_output_ends_at_its_last_hidden_layer():
-  mlp = networks.MLP(8, 2)
-  output, variables = jax.eval_shape(mlp.init_with_output, jax.random.key(0), jnp.ones((2, 5)))
-  assert output.shape == (2, 8)
-  assert sorted(variables['params']) == ['Dense_0', 'Dense_1', 'LayerNorm_0', 'LayerNorm_1']
 
 
 def test_initial_output_has_its_output_scale():

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from hephaestus.actors.environments import environment
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import numbers as numbers_lib
 
@@ -119,15 +118,6 @@ def test_integers_of_few_values_are_categories():
   np.testing.assert_allclose(inputs[12:], np.eye(70)[69], atol=1e-4)
 
 
-def test_descriptions_count_the_numbers_of_each_leaf():
-  assert numbers_lib.Numbers(CATEGORIES).descriptions() == {
-    "['dial']": {'one of 4 values': 2},
-    "['room']": {'one of 70 values': 1},
-    "['switch']": {'0 or 1': 1},
-  }
-  assert NUMBERS.descriptions()["['purse']"] == {'real': 2}
-
-
 @pytest.mark.parametrize(
   'spec',
   [
@@ -160,14 +150,6 @@ def test_categories_are_sampled_with_their_probabilities():
     shares[0], abs=0.01
   )
   assert (near[:, 1] == 7).all()
-
-
-def test_many_numbers_are_binary_and_not_read_by_level():
-  of = lambda size: numbers_lib.Numbers(specs.BoundedArray((size,), np.float32, 0, 1))
-  assert [of(113).num_outputs, of(114).num_outputs] == [113 * (1 + 9), 114 * 2]
-  assert [of(28).input_size, of(29).input_size] == [28 * (1 + 9), 29]
-  real = lambda size: numbers_lib.Numbers(specs.Array((size,), np.float32)).input_size
-  assert [real(7), real(8)] == [7 * (1 + 33), 8]
 
 
 def test_to_flat_inverts_read():
@@ -257,12 +239,6 @@ def test_first_step_copies_nothing():
   np.testing.assert_allclose(loss, 3 * np.log(2) + 2 * np.log(9), rtol=1e-5)
 
 
-def test_perfect_prediction_has_no_loss():
-  loss, error, *_ = judge(outputs(**perfect(NUMBERS_READ)), NUMBERS_READ, NUMBERS_READ)
-  np.testing.assert_allclose(loss, 0, atol=1e-4)
-  np.testing.assert_array_equal(error, [0, 0])
-
-
 @pytest.mark.parametrize(
   ('index', 'value', 'loss'),
   [
@@ -298,33 +274,6 @@ def test_change_of_a_number_that_was_copied_for_long_has_a_gradient():
     grads = judge(stays, [0.0] * 7, numbers).grads
     assert grads[gate] > 0.01  # the gate closes
     assert grads[logit] < -0.5
-
-
-def test_noise_of_a_perfectly_predicted_number_is_bounded():
-  statistics = STATISTICS | {'error': np.float32([0.0, 0.5])}
-  *_, reals = NUMBERS.kinds
-  np.testing.assert_allclose(reals.noise(statistics), [1e-4, 0.5])
-
-
-def test_numbers_without_real_ones_have_no_statistics_of_them():
-  numbers = numbers_lib.Numbers(specs.Array((3,), bool))
-  statistics = jax.device_get(numbers.initial_statistics())
-  assert set(statistics) == {'between', 'change', 'count'}
-  outputs = np.float32([0.0] * 3 + [30, -30, 0])
-
-  @jax.jit
-  def judge(seen):
-    read = numbers.read(seen)
-    predicted = numbers.predict(outputs, read, jnp.array(False), statistics)
-    loss, error = numbers.loss(predicted, read, statistics)
-    moments = numbers.moments(read[None, None], error[None, None])
-    return numbers.inputs(read, statistics), loss, error, moments
-
-  inputs, loss, error, moments = judge(np.array([True, False, True]))
-  assert numbers.num_reals == 0 and inputs.shape == (3,)
-  np.testing.assert_allclose(loss, np.log(2), rtol=1e-5)
-  assert error.shape == (0,)
-  assert set(moments) == {'between'}
 
 
 def test_bits_are_imagined_as_bits_where_all_observed_ones_were():
@@ -398,48 +347,11 @@ def test_first_batch_sets_the_statistics():
   np.testing.assert_allclose(reals, [1, 0], atol=1e-3)
 
 
-def test_statistics_of_a_stream_converge_to_the_true_ones():
-  """In the beginning they are the mean and deviation of all data so far."""
-  data = np.zeros((800, 8, 7))
-  data[..., 5:] = np.random.default_rng(0).normal([3.0, -1.0], [2.0, 0.5], (800, 8, 2))
-  statistics = NUMBERS.initial_statistics()
-  for count, batch in enumerate(data, 1):
-    statistics = followed(statistics, batch.astype(np.float32), np.float32(0.25))
-    if count == 20:
-      np.testing.assert_allclose(statistics['mean'], data[:20, :, 5:].mean((0, 1)), rtol=1e-4)
-  deviation = np.sqrt(statistics['square'] - np.square(statistics['mean']))
-  np.testing.assert_allclose(statistics['mean'], [3, -1], atol=0.15)
-  np.testing.assert_allclose(deviation, [2, 0.5], rtol=0.1)
-  np.testing.assert_allclose(statistics['error'], [0.25, 0.25], rtol=1e-3)
-
-
 def test_statistics_follow_a_shift_of_the_data_slowly_and_errors_faster():
   old = STATISTICS | {'count': np.float32(1e6)}
   statistics = follow(old, [[1, 1, 1, 0, 0, 11, 10]] * 2, error=0.0)
   np.testing.assert_allclose(statistics['mean'], [1 + 0.002 * 10, 0.002 * 10], rtol=1e-4)
   np.testing.assert_allclose(statistics['error'], [0.98 * 0.5, 0.98], rtol=1e-4)
-
-
-# Views.
-
-
-def squares(x):
-  return jnp.square(x[1:])
-
-
-VIEW_SPEC = {
-  'alive': specs.Array((), bool),
-  'vector': environment.ViewSpec((3,), np.float32, -4, 4, squares),
-}
-
-
-def test_view_of_numbers_is_an_additional_input():
-  numbers = numbers_lib.Numbers(VIEW_SPEC)
-  statistics = numbers.initial_statistics()
-  read = jax.jit(lambda observation: numbers.inputs(numbers.read(observation), statistics))
-  inputs = read({'alive': np.array([True]), 'vector': np.float32([[1.0, 2, -3]])})
-  assert inputs.shape == (1, numbers.input_size) == (1, 1 + 3 * (1 + 33) + 2)
-  np.testing.assert_allclose(inputs[0, -2:], [4, 9], rtol=1e-5)
 
 
 # Levels.
@@ -453,12 +365,6 @@ def test_number_around_a_level_inverts_levels(number, levels=9):
   distance = np.abs(number * (levels - 1) - np.arange(levels))
   two_hot = np.maximum(0, 1 - distance).astype(np.float32)
   np.testing.assert_allclose(around(np.argmax(two_hot), two_hot), number, atol=1e-5)
-
-
-def test_number_around_a_level_ignores_distant_levels():
-  shares = np.float32([0.0, 0.55, 0.0, 0.0, 0.45])
-  np.testing.assert_allclose(around(1, shares), 0.25, atol=1e-6)
-  np.testing.assert_allclose(around(4, shares), 1.0, atol=1e-6)
 
 
 @jax.jit

@@ -38,13 +38,6 @@ def test_join_concatenates_leaves_under_any_leading_axes(axes):
   np.testing.assert_allclose(flat, np.broadcast_to(expected, flat.shape), rtol=1e-6)
 
 
-def test_action_mask_is_found_and_left_out():
-  observation = observe(2)
-  assert observation_lib.action_mask(observation) is observation['action_mask']
-  assert sorted(observation_lib.without_mask(observation)) == ['map', 'self']
-  assert 'action_mask' in observation
-
-
 PICTURES = {
   'action_mask': specs.BoundedArray((3,), bool, False, True),
   'cells': specs.BoundedArray((8, 8, 2), bool, False, True),  # few numbers in [0, 1]: flat
@@ -113,29 +106,6 @@ def test_to_observation_inverts_join_and_images(make_dreamer, make_observation):
       through(observation),
       observation_lib.without_mask(observation),
     )
-
-
-# Views.
-
-
-def squares(x):
-  return jnp.square(x[1:])
-
-
-VIEW_SPEC = {
-  'alive': specs.Array((), bool),
-  'vector': environment.ViewSpec((3,), np.float32, -4, 4, squares),
-}
-
-
-@pytest.mark.parametrize('axes', [(), (2, 3)])
-def test_view_is_a_function_of_its_leaf(axes):
-  vector = np.broadcast_to(np.float32([1.0, 2, -3]), (*axes, 3))
-  observation = {'alive': np.ones(axes, bool), 'vector': vector}
-  found = jax.jit(lambda observation: observation_lib.views(observation, VIEW_SPEC))(observation)
-  np.testing.assert_allclose(found, np.broadcast_to([4.0, 9], (*axes, 2)))
-  assert found.dtype == jnp.float32 and observation_lib.view_size(VIEW_SPEC) == 2
-  assert observation_lib.views(observe(*axes), SPEC).shape == (*axes, 0)
 
 
 @pytest.mark.parametrize('symlog', [True, False])

@@ -27,12 +27,6 @@ def test_lambda_returns_by_hand(function):
   np.testing.assert_allclose(result, [6.5, 12.0])
 
 
-def test_lambda_one_bootstraps_from_the_last_value_only():
-  reward, value = column(0, 1, 2, 3), column(9, 1e6, -1e6, 30)
-  result = lambda_returns(reward, jnp.ones(4), value, gamma=0.5, lambda_=1.0)
-  np.testing.assert_allclose(result, [1 + 1 + 0.75 + 0.125 * 30, 2 + 1.5 + 0.25 * 30, 3 + 15])
-
-
 @hypothesis.settings(max_examples=20, deadline=None)
 @hypothesis.given(
   seed=st.integers(0, 2**32 - 1),

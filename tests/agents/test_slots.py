@@ -147,6 +147,7 @@ def test_slots_share_tokens_and_average_over_them():
   np.testing.assert_allclose(weights, shares / shares.sum(2, keepdims=True), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('full_optimization')
 def test_slots_separate_squares_and_imagine_each_by_itself():
   parts, masks, imagined, imagined_masks = jax.device_get(jax.jit(trained)(jax.random.key(0)))
@@ -217,17 +218,6 @@ def test_each_member_imagines_an_image_of_its_own(dreamer, make_params, make_obs
   assert masks.shape == (1, S, *model.observation_spec.shape[:2])
   np.testing.assert_allclose(dreamt.masks, masks[0], atol=1e-5)
   assert np.abs(dreamt.masks - seen.masks).max() > 1e-2
-  foresee = lambda *x: dreamer.agent.foresee(*x, jax.random.key(0), *stream, jnp.int32(2))
-  stream = jnp.zeros((5, *model.observation_spec.shape), jnp.uint8), jnp.zeros(5, jnp.int32)
-  shown = jax.eval_shape(foresee, params)
-  assert shown.masks.shape == (5, S, *model.observation_spec.shape[:2])
-
-
-def test_without_slots_nothing_has_any(make_dreamer, param_shapes):
-  dreamer = make_dreamer('frames')
-  assert dreamer.model.rssm.initial(2).latent.percept is None
-  assert 'slots' not in param_shapes(dreamer)['world_model']
-  assert 'image_decoder' in param_shapes(dreamer)['world_model']
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Survival: vitals of an observation, the reward of drive reduction, and the input that is refused."""
 
-import copy
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +8,7 @@ import tiny
 from dm_env import specs
 
 from hephaestus.actors import environments
-from hephaestus.actors.environments import environment, wrappers
+from hephaestus.actors.environments import environment
 from hephaestus.actors.environments.cognition import oasis
 from hephaestus.agents import observation
 from hephaestus.agents.cognition import config as cognition_config
@@ -56,14 +54,6 @@ def test_death_costs_as_if_all_vitals_were_zero():
   assert survival(vitals, [1, 1, 1])[2] == 0  # truncation is not death
 
 
-def test_returns_of_eating_and_starving_differ_in_sign():
-  """Vitals that fall at every step cost at every step; less its mean, that would be no cost."""
-  falling = np.linspace(0.9, 0.5, 5)[:, None] * np.ones(3)
-  rewards = survival(falling, np.ones(5))
-  assert (rewards[1:] < 0).all()
-  assert not survival_lib.Survival.is_centred
-
-
 def test_vitals_are_found_among_the_leaves_of_an_observation():
   vital = environment.Vital
   spec = {
@@ -85,14 +75,6 @@ def test_vitals_are_found_among_the_leaves_of_an_observation():
   }
   picked = read.pick(read.read(values), found.indices)
   np.testing.assert_allclose(picked, [0.3, 0.1, -5.0], rtol=1e-5)
-
-
-def test_vitals_pass_through_wrappers_and_copies():
-  env = wrappers.AutoReset(wrappers.TimeLimit(oasis.Oasis(), 9))
-  for spec in (env.observation_spec, copy.deepcopy(env.observation_spec)):
-    found = observation.vitals(spec)
-    assert found.names == ('food', 'water', 'energy') and not found.are_paid
-    np.testing.assert_array_equal(found.indices, [10, 11, 12])
 
 
 def test_vitals_of_craftax_are_its_intrinsics():

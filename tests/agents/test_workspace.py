@@ -11,7 +11,6 @@ import tiny
 from dm_env import specs
 from small_dreamer import read_of, starts_of
 
-from hephaestus.actors import episodes
 from hephaestus.actors.environments import environment
 from hephaestus.actors.environments.cognition import errands
 from hephaestus.agents import observation as observation_lib
@@ -376,6 +375,7 @@ def learn_from(params):
   return run
 
 
+@pytest.mark.slow
 def test_gain_opens_the_candidate_that_explains_errors_of_the_critic(learn_from):
   """The errand that is due is rewarded, with noise as large."""
   _, gates, countdown = learn_from(
@@ -384,6 +384,7 @@ def test_gain_opens_the_candidate_that_explains_errors_of_the_critic(learn_from)
   assert gates[countdown == 0].mean() > 0.8  # of a random gate 1/8
 
 
+@pytest.mark.slow
 def test_gain_prefers_no_candidate_where_the_critic_does_not_err(learn_from):
   """The optimizer normalises gradients, so without `EVENNESS` scores drift apart by several units, and
   without a common level all of them may fall below the cost."""
@@ -485,24 +486,6 @@ def test_lack_is_computed_from_the_vitals_of_a_leaf():
 
 
 # Read by others.
-
-
-def test_played_steps_name_what_is_open(make_params):
-  made = make(memory_size=0, workspace_size=2)
-  params = made.agent.acting_params(make_params(made))
-  play = episodes.Play(errands.Errands(max_steps=3), made.agent, 1)
-  *acted, last = [played.gates for played in play.steps(params, jax.random.key(1))]
-  assert len(acted) == 3 and last is None
-  assert all(gates.keys() == set(errands.NAMES) and sum(gates.values()) <= 2 for gates in acted)
-
-
-def test_workspace_is_foreseen_with_its_environment(dreamer, params):
-  """`watch --dream` needs this; `test_comparison.py` has a workspace, too."""
-  observation, *_ = observations_of(0, 8)
-  foreseen = jax.eval_shape(
-    dreamer.agent.foresee, params, jax.random.key(5), observation, np.zeros(8, np.int32), 2
-  )
-  assert foreseen.observation['errand_7'].shape == (8, 5)
 
 
 # Along steps.

@@ -35,7 +35,9 @@ COGNITION = request.TrainRequest(
 )  # fmt: skip
 # The agent of most tests has a memory: a part of its state that no optimizer changes.
 MEMORY = config.override(CONFIG, ['agent.memory_size=64'])
-IMAGES = config.override(CONFIG, ['environment.cell_pixels=9', 'agent.image_channels=4'])
+IMAGES = config.override(
+  CONFIG, ['environment.cell_pixels=9', 'agent.image_channels=4', 'actor.num_envs=8']
+)
 
 
 def make_program(num_devices=1, *, base=CONFIG, compiled=True, learns=True, **changes):
@@ -82,6 +84,7 @@ def test_run_does_not_depend_on_the_lengths_of_calls(program):
 
 def test_updates_follow_the_replay_ratio_exactly(program):
   state, unrolls = begin(program), []
+  assert program.gather(state).replay.buffer.storage.reward.shape == (0, 6)
   for _ in range(6):
     state, _ = program.iterate(state, 1)
     unrolls.append(program.environment_step(state) // STEPS_PER_UNROLL - WARM_UP)
@@ -90,19 +93,24 @@ def test_updates_follow_the_replay_ratio_exactly(program):
   assert left == 5 * UPDATES_PER_UNROLL // 1 - 6
 
 
-def test_replay_is_not_copied_between_updates():
-  program, larger = (
-    make_program(learns=False, **{'replay.strata[1].max_size': size}) for size in (32, 32 * 40)
-  )
+@pytest.fixture(scope='module')
+def shared():
+  """Programs on one and on eight devices that share eight environments of images, and do not learn."""
+  return [make_program(count, base=IMAGES, learns=False) for count in (1, 8)]
+
+
+def test_replay_is_not_copied_between_updates(shared):
+  size = {'replay.strata[1].max_size': 32 * 40}
+  program, larger = shared[0], make_program(base=IMAGES, learns=False, **size)
   num_bytes = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
   storage = num_bytes(larger._replay_shapes()) - num_bytes(program._replay_shapes())
   assert storage > 1e5
   assert larger.num_bytes - program.num_bytes == pytest.approx(storage, rel=0.02)
 
 
-def test_observation_of_only_images_is_stored_and_resumed():
+def test_observation_of_only_images_is_stored_and_resumed(shared):
   """Its state has no numbers, [N, 0], of which no axis follows from the others."""
-  program = make_program(base=IMAGES, learns=False)
+  program = shared[0]
   state, _ = program.iterate(begin(program), 3)
   whole = program.gather(state)
   assert whole.replay.buffer.storage.observation.shape[1:] == (6, 36, 27, 3)
@@ -110,24 +118,6 @@ def test_observation_of_only_images_is_stored_and_resumed():
   again, _ = program.iterate(program.place(whole), 1)
   state, _ = program.iterate(state, 1)
   assert_equal(program.gather(state), program.gather(again))
-
-
-def test_strata_share_one_ring(program):
-  state, _ = program.iterate(begin(program), 25)
-  whole = program.gather(state)
-  stored = whole.replay.buffer
-  assert stored.inserted == 4 * (WARM_UP + 10)
-  assert stored.storage.reward.shape == (32, 6)
-  assert len(set(stored.storage.identity)) == 32
-  # The updates before each of the newest eight unrolls, 2.5 for each.
-  assert set(stored.storage.version) == {5, 7, 10, 12, 15, 17, 20, 22}
-  assert program.gather(begin(program)).replay.buffer.storage.reward.shape == (0, 6)
-
-
-@pytest.fixture(scope='module')
-def shared():
-  """Programs on one and on eight devices that share eight environments, and do not learn."""
-  return [make_program(count, learns=False, **{'actor.num_envs': 8}) for count in (1, 8)]
 
 
 def test_eight_devices_split_replay_and_keep_replicas_equal(shared):
@@ -193,28 +183,29 @@ class Folder:
 
 
 STEPS = 13 * STEPS_PER_UNROLL  # 27 updates, and a ring that is full
+ENDS = {'max_environment_steps': STEPS - 3}
 
 
-def test_stopped_run_resumes_bitwise(program, tmp_path):
-  whole, again = (
-    Folder(tmp_path / name, program, max_environment_steps=STEPS) for name in ('whole', 'again')
-  )
-  assert whole.run.run() and again.run.run()
-  assert_equal(whole.state(), again.state())
+@pytest.fixture(scope='module')
+def whole(program, tmp_path_factory):
+  """A run that has ended."""
+  folder = Folder(tmp_path_factory.mktemp('whole'), program, **ENDS)
+  assert folder.run.run()
+  return folder
+
+
+def test_stopped_run_resumes_bitwise(program, whole, tmp_path):
   for stop_after in (2, 15):  # before and after the ring is full
-    stopped = Folder(
-      tmp_path / 'parts', program, max_environment_steps=STEPS, stop_after=stop_after
-    )
+    stopped = Folder(tmp_path, program, stop_after=stop_after, **ENDS)
     assert not stopped.run.run()
     assert stop_after <= stopped.run.step < 27
-  resumed = Folder(tmp_path / 'parts', program, max_environment_steps=STEPS)
+  resumed = Folder(tmp_path, program, **ENDS)
   assert resumed.run.step == stopped.run.step
   assert resumed.run.run()
   assert_equal(whole.state(), resumed.state())
   assert (whole.state().train.params['memory']['written'] > 0).sum() > 8
   drop = ('time', 'steps_per_second', 'replayed_steps_per_second')
   last = lambda folder: {k: v for k, v in folder.rows()[-1].items() if k not in drop}
-  assert last(whole) == last(again)
   assert last(whole) == pytest.approx(last(resumed), rel=1e-4, abs=1e-6)
 
 
@@ -237,10 +228,10 @@ def test_run_with_cognition_resumes_bitwise():
   }
 
 
-def test_run_reports_as_a_distributed_one_and_ends_with_the_last_allowed_update(program, tmp_path):
-  folder = Folder(tmp_path, program, max_environment_steps=STEPS - 3)
-  assert folder.run.run()
-  rows = folder.rows()
+def test_run_reports_as_a_distributed_one_and_ends_with_the_last_allowed_update(whole):
+  rows, stored = whole.rows(), whole.state().replay.buffer
+  assert stored.inserted == 4 * 13 and stored.storage.reward.shape == (32, 6)
+  assert len(set(stored.storage.identity)) == 32  # the strata share one ring
   assert [row['learner_step'] for row in rows] == [4, 8, 12, 16, 20, 24, 27]
   assert rows[-1]['environment_step'] == STEPS
   assert rows[-1]['replay_ratio'] == pytest.approx(27 * 8 * 5 / (11 * STEPS_PER_UNROLL))

@@ -57,12 +57,6 @@ def test_reward_at_last_is_for_catching_the_ball(action, reward):
   assert timestep.reward == reward
 
 
-def test_frame_shows_the_board():
-  frame = catch.Catch().render(state_of(0, 1, 3))
-  assert frame.shape == (160, 80, 3)
-  assert np.argwhere(frame[8::16, 8::16, 0]).tolist() == [[0, 1], [9, 3]]
-
-
 def test_image_shows_each_cell_as_a_square_of_pixels():
   env = catch.Catch(rows=4, columns=3, cell_pixels=2)
   _, timestep = step(env, state_of(0, 2, 1), LEFT)

@@ -88,7 +88,7 @@ def environment(case, example):
 
 @pytest.fixture(scope='module')
 def play(environment):
-  """A function from a seed to the states and time steps of the reset and of NUM_STEPS steps."""
+  """A function from a seed to the states and time steps of the reset and of some steps."""
   num_traces = 0
 
   def random_step(key, state, observation):
@@ -100,10 +100,10 @@ def play(environment):
 
   reset, step = jax.jit(environment.reset), jax.jit(random_step)
 
-  def play(seed):
+  def play(seed, num_steps=NUM_STEPS):
     reset_key, steps_key = jax.random.split(jax.random.key(seed))
     steps = [reset(reset_key)]
-    for step_key in jax.random.split(steps_key, NUM_STEPS):
+    for step_key in jax.random.split(steps_key, NUM_STEPS)[:num_steps]:
       state, timestep = steps[-1]
       steps.append(step(step_key, state, timestep.observation))
     assert num_traces == 1
@@ -197,9 +197,20 @@ def test_some_actions_are_legal_and_some_are_not(environment, played):
 
 
 def test_trajectory_depends_only_on_the_key(play, played):
-  one, other, same = (jax.tree.leaves(timesteps) for _, timesteps in (played, play(2), play(1)))
+  runs = [timesteps[:31] for _, timesteps in (played, play(2, 30), play(1, 30))]
+  one, other, same = map(jax.tree.leaves, runs)
   assert all(np.array_equal(a, b) for a, b in zip(one, same, strict=True))
   assert not all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_no_key_is_used_twice(case, environment):
+  if case.package is not None:
+    pytest.skip('another package uses keys as it likes')
+  with jax.debug_key_reuse(True):  # noticed when it is traced
+    state, timestep = jax.eval_shape(environment.reset, jax.random.key(0))
+    draw = lambda key, seen: wrappers.random_action(key, environment.action_spec, seen)
+    action = jax.eval_shape(draw, jax.random.key(1), timestep.observation)
+    jax.eval_shape(environment.step, jax.random.key(2), state, action)
 
 
 PARTLY_HIDDEN = ('hackmatrix',)  # its frames show more than is observed

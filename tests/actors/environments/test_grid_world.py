@@ -153,15 +153,3 @@ def test_scripted_policy_collects_the_nearest_resource():
   # (2, 0) is one cell away; from there (2, 2) is two; and (0, 2) is two more.
   assert actions == [DOWN, COLLECT, RIGHT, RIGHT, COLLECT, UP, UP, COLLECT]
   assert timestep.last()
-
-
-def test_frame_shows_resources_and_the_agent():
-  env, state = env_with({(0, 1): 4}, (2, 0))
-  frame = env.render(state)
-  pixels = grid_world.CELL_PIXELS
-  middle = pixels // 2
-  assert frame.shape == (3 * pixels, 3 * pixels, 3)
-  assert frame.dtype == np.uint8
-  assert tuple(frame[middle, pixels + middle]) == tuple(grid_world.TYPE_COLOURS[4])
-  assert tuple(frame[2 * pixels + middle, middle]) == grid_world.AGENT
-  assert tuple(frame[pixels + middle, pixels + middle]) == grid_world.BACKGROUND

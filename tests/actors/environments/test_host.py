@@ -107,10 +107,8 @@ class Slipping(Corridor):
     ({'changes': {'place': np.zeros(2, int)}}, ["observation['place']", '[1]', 'reset', '[2]']),
     ({'changes': {'place': np.zeros(1)}}, ["observation['place']", 'int32', 'float64']),
     ({'changes': {'wind': np.nan}, 'at': MID}, ["observation['wind']", 'step', 'not finite']),
-    ({'changes': {'wind': 1e300}}, ["observation['wind']", 'not finite']),
     ({'changes': {'wind': None}}, ["observation['wind']", 'the spec has it, reset does not']),
     ({'reward': np.zeros(2), 'at': MID}, ['timestep.reward', 'one finite number']),
-    ({'discount': np.inf, 'at': MID}, ['timestep.discount', 'one finite number']),
     ({'step_type': dm_env.StepType.MID}, ['timestep.step_type', 'FIRST is needed']),
   ],
 )
@@ -175,10 +173,8 @@ def test_host_environment_without_ends_is_a_warning():
   [
     (specs.Array((), np.int64), 2**40, np.float32, 2**40, 0),
     (specs.BoundedArray((), np.uint64, 0, 2**40), 2**40, np.float32, 2**40, 0),
-    (specs.BoundedArray((), np.int64, 0, 9), 9, np.int32, 9, 0),
     (specs.BoundedArray((), np.int64, 0, 9), 2**40, np.int32, 2**31 - 1, 2),
     (specs.BoundedArray((), np.uint8, 0, 255), np.int64(-1), np.uint8, 0, 2),
-    (specs.BoundedArray((), np.uint8, 0, 255), np.uint8(255), np.uint8, 255, 0),
     (specs.BoundedArray((), np.float64, 0, 1), 1.5, np.float32, 1.5, 2),
     (specs.Array((), np.int32), np.int64(-(2**40)), np.int32, -(2**31), 2),
   ],
@@ -319,10 +315,7 @@ def test_class_of_another_library_is_refused_with_the_name_of_its_family(monkeyp
     ),
     ('dm_env/numpy:get_include', {}, ['a dm_env.Environment is needed']),
     ('gymnasium/CartPol-v1', {}, ["'gymnasium/CartPol-v1'", 'did you mean CartPole-v1']),
-    ('gymnasium/zzz', {}, ["'gymnasium/zzz'", 'gymnasium/package:Name-v0']),
-    ('gymnasium/no_such_package:World-v0', {}, ["No module named 'no_such_package'"]),
     ('gymnasium/CartPole-v1', {'gravty': 1}, ["'gymnasium/CartPole-v1'", 'gravty']),
-    ('gymnasium/CartPole-v1', {'max_steps': 0}, ['max_steps=0', 'at least 1']),
     ('gymnasium/Blackjack-v1', {}, ['give environment.max_steps']),
     ('gymnasium/Blackjack-v1', {'max_steps': 9}, ['observation_space=Tuple', 'flat Dict']),
   ],
@@ -334,12 +327,6 @@ def test_error_names_the_argument_and_the_remedy(name, options, words):
     environments.make(name, **options)
   for word in words:
     assert word in str(error.value)
-
-
-def test_old_gymnasium_is_refused_with_its_version(monkeypatch):
-  monkeypatch.setattr(pytest.importorskip('gymnasium'), '__version__', '0.29.1')
-  with pytest.raises(ValueError, match=r'needs gymnasium 1 or newer, 0\.29\.1 is installed'):
-    environments.make('gymnasium/CartPole-v1', max_steps=30)
 
 
 def test_spaces_of_gymnasium_become_specs():
@@ -381,14 +368,9 @@ def test_spaces_of_gymnasium_become_specs():
     ((4, 84, 84), np.uint8, 1, (84, 84, 4)),
     ((84, 84), np.uint8, 0, (84, 84, 1)),
     ((4, 96, 96, 3), np.uint8, 1, (96, 96, 12)),
-    ((4, 3, 64, 48), np.uint8, 2, (64, 48, 12)),
-    ((12, 84, 84), np.uint8, 1, (84, 84, 12)),
     ((3, 64, 64), np.float64, 1, (64, 64, 3)),
     ((210, 160, 3), np.uint8, None, (210, 160, 3)),
-    ((64, 64, 64), np.uint8, None, (64, 64, 64)),
     ((84, 84), np.float32, None, (84, 84)),
-    ((4, 20, 20), np.uint8, None, (4, 20, 20)),
-    ((5000,), np.uint8, None, (5000,)),
   ],
 )
 def test_images_with_channels_first_and_stacks_of_frames_have_channels_last(

@@ -110,12 +110,3 @@ def test_observation_has_a_leaf_for_each_errand():
   assert sorted(observation) == [f'errand_{index}' for index in range(8)]
   assert observation['errand_1'].tolist() == [[0, 0, 1, 0, 0]]
   assert observation['errand_7'].tolist() == [[7 / 8, 0, 0, 1, 0]]
-
-
-def test_frame_shows_the_button_at_the_countdown():
-  frame = ENV.render(state_of((0, 1, 2, 4, 5, 6, 7, 8)))
-  assert frame.shape == (128, 144, 3) and frame.dtype == np.uint8
-  centre = lambda errand, column: tuple(frame[16 * errand + 8, 16 * column + 8])
-  for errand, column in enumerate((0, 1, 2, 4, 5, 6, 7, 8)):
-    assert centre(errand, column) == errands.COLOURS[WANTED[errand]]
-  assert centre(1, 0) == errands.DUE and centre(0, 1) == errands.EMPTY

@@ -166,12 +166,3 @@ def test_view_shows_offsets_of_pits_and_the_ground_at_hand():
 )
 def test_script_goes_around_pits_to_firm_ground_and_stays(agent, action):
   assert scripted_action(state_of(agent)) == action
-
-
-def test_frame_shows_ground_pits_and_agent():
-  frame = ENV.render(state_of((4, 5)))
-  assert frame.shape == (144, 144, 3) and frame.dtype == np.uint8
-  centre = lambda row, column: tuple(frame[16 * row + 8, 16 * column + 8])
-  assert centre(4, 5) == ice.DISC
-  assert {centre(*pit) for pit in PITS} == {ice.PIT}
-  assert centre(0, 3) == ice.GROUND[True] and centre(0, 4) == ice.GROUND[False]

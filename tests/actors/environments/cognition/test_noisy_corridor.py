@@ -57,10 +57,3 @@ def test_reset_is_uniform_over_open_cells():
   assert set(states.place.tolist()) == {0, 1, 2, 3, 4}
   shows_pixels = timesteps.observation[:, 6:].any(axis=1)
   assert set(states.place[shows_pixels].tolist()) == {2, 3}
-
-
-def test_frame_shows_place_and_pixels():
-  state = state_of(2).replace(pixels=np.array([0.0, 1.0, 0.0, 1.0]))
-  frame = WORLD.render(state)
-  assert frame.shape == (32, 96, 3)
-  assert np.argwhere(frame[8::16, 8::16, 0]).tolist() == [[0, 2], [1, 1], [1, 3]]

@@ -77,13 +77,3 @@ def test_fresh_rooms_are_visited_four_times_in_turn_and_then_replaced():
   assert len({*names[:5].tolist(), *sets[:, 0].reshape(-1).tolist()}) == 6 + len(set(names[:5]))
   other, _ = stream(env, 8, seed=1)
   assert not set(other[5:].tolist()) & set(names.tolist())
-
-
-def test_frame_shows_whether_the_opened_door_was_right(opened):
-  env, ((state, _), door, *results) = rooms.Rooms(), opened
-  colours = []
-  for action, (after, _) in zip((door, (door + 1) % 4), results, strict=True):
-    frame = env.render(after)
-    colours.append(frame[80, 24 * int(action) + 12].tolist())
-  assert colours == [[0, 255, 0], [255, 0, 0]]
-  assert env.render(state).shape == (96, 96, 3)
