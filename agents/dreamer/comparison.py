@@ -56,7 +56,7 @@ def foresee(
     action: [T, ...], the actions of the episode.
     context: [] int32, number of observed steps.
   """
-  model_params, policy_params = params['world_model'], params['actor_critic']
+  model_params, policy_params = modules.world(params), params['actor_critic']
   num_steps = len(action)
   member_key, noise_key = jax.random.split(key)
   member = jax.random.randint(member_key, (1,), 0, model.config.ensemble_size)
@@ -191,9 +191,9 @@ def measure(
   numbers, predicted, lasts = _foresee(dreamer, params, start, sequence, keys, num_steps)
   ends = alive & (discount == 0)
   wrong, error = model.networks.numbers.differences(
-    numbers, after(replayed.latent.numbers), params['world_model']['statistics']
+    numbers, after(replayed.latent.numbers), modules.world(params)[modules.NUMBERS]
   )
-  now = model.reward(params['world_model'], replayed.features).mean()
+  now = model.reward(modules.world(params), replayed.features).mean()
   return Fidelity(
     imagined=Tally.of(imagined.reshape(num_steps, total, batch), whole),
     real=Tally.of(real, whole),
@@ -203,7 +203,7 @@ def measure(
     lasts=Tally.of(lasts, alive & ~ends),
     reward=_share(predicted, jnp.where(alive, reward, 0.0)),
     missed=Tally.of(jnp.abs(predicted), alive & (reward == 0)),
-    end=Tally.of(model.discount(params['world_model'], replayed.features), sequence.discount == 0),
+    end=Tally.of(model.discount(modules.world(params), replayed.features), sequence.discount == 0),
     paid=_share(now, jnp.where(replayed.first, 0.0, sequence.reward)),
     value=Tally.of(dreamt.values['task'][0].reshape(total, batch), begins),
   )
@@ -233,7 +233,7 @@ def _foresee(
 
   They are open-loop predictions, [K, T, B, ...].
   """
-  model, world = dreamer.model, params['world_model']
+  model, world = dreamer.model, modules.world(params)
   action = model.networks.actions.encode(sequence.action)
   count = len(start.weight)
   member = jax.random.randint(keys[0], (count,), 0, dreamer.config.ensemble_size)
@@ -337,7 +337,7 @@ def examine(
   dreamer: dreamer_agent.Dreamer, params: Tree, key: chex.PRNGKey, sequence: experience.Sequence
 ) -> Examination:
   """Examines a model and a critic on sequences [T, B, ...] of the agent's own policy, B at least 2."""
-  model, policy, world = dreamer.model, dreamer.actor_critic, params['world_model']
+  model, policy, world = dreamer.model, dreamer.actor_critic, modules.world(params)
   infer_key, scramble_key, imagine_key = jax.random.split(key, 3)
   replayed, novelty = _replay(dreamer, params, infer_key, sequence)
   scrambled = sequence._replace(observation=_scrambled(scramble_key, sequence.observation))
@@ -393,7 +393,7 @@ def _surprise(
   replayed: rssm.Step,
 ) -> jax.Array:
   """See `Examination.surprise`, [T, B]."""
-  model, world = dreamer.model, params['world_model']
+  model, world = dreamer.model, modules.world(params)
   total, batch = sequence.reward.shape
   merged = lambda tree: jax.tree.map(lambda x: x[:-1].reshape(-1, *x.shape[2:]), tree)
   before = merged(replayed.latent)
@@ -408,7 +408,7 @@ def _surprise(
   )
   after = lambda x: x[1:].reshape(-1, *x.shape[2:])
   surprise = -model.reward(world, imagined.features).log_prob(after(sequence.reward))
-  numbers, statistics = model.networks.numbers, world[modules.STATISTICS]
+  numbers, statistics = model.networks.numbers, world[modules.NUMBERS]
   if numbers.size:
     outputs, _ = model.rssm.decoder(world, imagined.latent, imagined.previous)
     follows = jnp.ones(count, bool)
@@ -535,7 +535,7 @@ class Steering:
         `RSSM.imagine`.
       sampled: whether the step is sampled; else it is the most likely one.
     """
-    model, world = self.dreamer.model, params['world_model']
+    model, world = self.dreamer.model, modules.world(params)
     noise_key, action_key = jax.random.split(key)
     noise = jax.tree.map(lambda x: x[None], model.rssm.imagined_noise(noise_key))
     recurrent = self._recurrent(before, action)
@@ -553,7 +553,7 @@ class Steering:
   def _held(self, params: Tree, step: rssm.Step) -> Tree:
     """The observation [1, ...] that the model's state holds: its numbers, and images by the decoder."""
     networks = self.dreamer.model.networks
-    _, images = self.dreamer.model.rssm.decoder(params['world_model'], step.latent, step.previous)
+    _, images = self.dreamer.model.rssm.decoder(modules.world(params), step.latent, step.previous)
     return networks.codec.assemble(networks.numbers.to_flat(step.latent.numbers), images)
 
   def _recurrent(self, before: Belief, action: jax.Array) -> rssm.Recurrent:
@@ -572,7 +572,7 @@ class Steering:
   ) -> tuple[Belief, Prediction]:
     """The belief and the predictions at a step [1, ...], where `observation` is shown and `mask` is legal."""
     model, policy = self.dreamer.model, self.dreamer.actor_critic
-    world, own = params['world_model'], params['actor_critic']
+    world, own = modules.world(params), params['actor_critic']
     novelty = model.novelty(step)
     read = policy.read(own, before.memory, step, novelty, step.first)
     context = policy.context.pool(own, read)
@@ -603,7 +603,7 @@ class Steering:
     # As if numbers between the values that occur had been observed, to which predictions are rounded.
     statistics = {
       name: jnp.ones_like(x) if name in ('between', 'off_level') else x
-      for name, x in world[modules.STATISTICS].items()
+      for name, x in world[modules.NUMBERS].items()
     }
 
     def decode(world: Tree, stochastic: jax.Array) -> Tree:
@@ -615,4 +615,4 @@ class Steering:
 
     latents = step.priors.belief.mode().astype(step.latent.stochastic.dtype)
     each = jax.vmap(decode, in_axes=(None, 0))
-    return each(world, latents), each(world | {modules.STATISTICS: statistics}, latents)
+    return each(world, latents), each(world | {modules.NUMBERS: statistics}, latents)

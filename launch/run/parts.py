@@ -170,6 +170,7 @@ def find_train(run: pathlib.Path, like: Any, which: str | None) -> tuple[int, An
 
 class _WithParams(NamedTuple):
   params: Any
+  statistics: Any
 
 
 class _WithTrain(NamedTuple):
@@ -181,13 +182,13 @@ def saved_params(
 ) -> tuple[int, Any]:
   """Learner step and all parameters of a checkpoint, read without the rest of its train state.
 
-  Arguments and errors are as in `find_train`, but `like` is the shapes and dtypes of the parameters.
+  Arguments and errors are as in `find_train`, but `like` is the shapes and dtypes of what it returns.
   """
-  state: Any = _WithParams(like)
+  state: Any = _WithParams(*agent_lib.apart(like))
   if config.fused or config.record.on_policy:
     state = _WithTrain(state)
   step, train = find_train(run, state, which)
-  return step, train.params
+  return step, agent_lib.all_params(train)
 
 
 def replay_names(num_shards: int) -> list[str]:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hephaestus.agents import agent as agent_lib
 from hephaestus.learner import devices as devices_lib
 from hephaestus.learner import loop
 from hephaestus.learner.sources import unrolled
@@ -77,7 +78,9 @@ class HostProgram(unrolled.FusedProgram):
   def _shapes_on_one_device(self) -> tuple[unrolled.FusedState, Any]:
     key = jax.eval_shape(lambda: jax.random.key(0))
     train = self._train_shapes
-    whole = self.environments.shapes(jax.eval_shape(self._acting_params, train.params))
+    whole = self.environments.shapes(
+      jax.eval_shape(self._acting_params, agent_lib.all_params(train))
+    )
     share = self.environments.num_envs // len(self.devices)
     part = lambda x: jax.ShapeDtypeStruct((share, *x.shape[1:]), x.dtype)
     return (

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hephaestus.agents import agent as agent_lib
 from hephaestus.learner import checkpoint as checkpoint_lib
 from hephaestus.learner import devices as devices_lib
 from hephaestus.learner import loop
@@ -179,7 +180,7 @@ class FusedProgram:
     """One unroll; returns the next state, sequences [n, T, ...], and sums over episodes that ended."""
     key, shared_key = jax.random.split(jax.random.wrap_key_data(state.key))
     unroll_key = jax.random.fold_in(shared_key, jax.lax.axis_index(DEVICES))
-    acting = self._acting_params(state.train.params)
+    acting = self._acting_params(agent_lib.all_params(state.train))
     env_state, sequence, episodes = self.environments.unroll(
       acting, unroll_key, state.worlds, state.train.step, 0
     )
@@ -280,7 +281,7 @@ class FusedProgram:
     key = jax.eval_shape(lambda: jax.random.key(0))
     train = self._train_shapes
     envs = jax.eval_shape(self.environments.init, key)
-    acting = jax.eval_shape(self._acting_params, train.params)
+    acting = jax.eval_shape(self._acting_params, agent_lib.all_params(train))
     _, sequence, _ = jax.eval_shape(self.environments.unroll, acting, key, envs, train.step, 0)
     return FusedState(train, jax.eval_shape(jax.random.key_data, key), envs), sequence
 
@@ -374,7 +375,7 @@ class FusedProgram:
 
   def acting(self, state: FusedState) -> Tree:
     """Acting parameters, copied from one replica."""
-    return self._acting(state.train.params)
+    return self._acting(agent_lib.all_params(state.train))
 
   def environment_step(self, state: FusedState) -> int:
     """Environment steps collected in the whole run, read from a state on the devices."""

@@ -13,6 +13,7 @@ import scaling
 from small_dreamer import BATCH, COGNITION, NUM_STEPS, RATES, make_batch, make_dreamer, read_of
 from trainer import Trainer, assert_same_step
 
+from hephaestus.agents import agent as agent_lib
 from hephaestus.agents.cognition import competence
 from hephaestus.agents.cognition import memory as memory_lib
 from hephaestus.agents.dreamer import dream, modules, rssm
@@ -59,7 +60,7 @@ def test_eight_devices_stay_bitwise_equal_and_follow_all_batches(dreamer, eight_
     jax.tree.map(np.testing.assert_array_equal, first, eight_devices.arrays(device))
   real = np.concatenate([batch.observation['real'].reshape(-1, 2) for batch in batches])
   symlog = np.sign(real) * np.log1p(np.abs(real))
-  found = first.params['world_model'][modules.STATISTICS]
+  found = first.statistics['world_model'][modules.NUMBERS]
   assert found['count'] == 3
   np.testing.assert_allclose(found['mean'], symlog.mean(0), rtol=1e-4)
   np.testing.assert_allclose(found['square'], np.square(symlog).mean(0), rtol=1e-4)
@@ -68,7 +69,7 @@ def test_eight_devices_stay_bitwise_equal_and_follow_all_batches(dreamer, eight_
 def test_eight_devices_write_the_ring_of_one(dreamer, one_device, eight_devices):
   for trainer in (one_device, eight_devices):
     trainer.begin().step(batch_of(dreamer, 0))
-  one, found = one_device.arrays().params['memory'], eight_devices.arrays().params['memory']
+  one, found = one_device.arrays().statistics['memory'], eight_devices.arrays().statistics['memory']
   for name in ('action', 'written', 'used', 'stored'):
     np.testing.assert_array_equal(found[name], one[name], err_msg=name)
   # Sums over the pixels of an image, which a batch of another shape rounds otherwise.
@@ -85,8 +86,7 @@ def test_eight_devices_exchange_gradients_returns_and_written_entries(dreamer, e
   program = scaling.read_program(eight_devices.text(), 8)
   params = eight_devices.arrays().params
   num_bytes = lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree))
-  world = {name: x for name, x in params['world_model'].items() if name not in modules.AVERAGES}
-  trained = num_bytes((world, params['actor_critic']))
+  trained = num_bytes(params)
   # Moments of numbers, numbers that metrics are means of, which entries of the memory are renewed, and
   # steps and novelty of each region.
   assert 0 < program.reduced - trained <= 4 * 170 + 4 * SIZE + 8 * 2**competence.BITS
@@ -105,7 +105,7 @@ def test_visit_of_a_region_counts_once_on_any_number_of_devices(dreamer, one_dev
   tables = []
   for trainer in (one_device, eight_devices):
     trainer.begin().step(make_batch(dreamer))
-    tables.append(trainer.arrays().params['world_model'][modules.OF_REWARDS][competence.NAME])
+    tables.append(trainer.arrays().statistics['world_model'][modules.OF_REWARDS][competence.NAME])
   one, found = tables
   assert one['visits'].max() == 1 and one['visits'].sum() > 1
   np.testing.assert_array_equal(found['visits'], one['visits'])
@@ -123,11 +123,11 @@ def test_reward_of_competence_is_read_before_its_own_visit(dreamer, one_device):
 
 def test_imagined_steps_have_the_progress_of_their_region(dreamer, one_device):
   state = one_device.begin().state
-  table = state.params['world_model'][modules.OF_REWARDS][competence.NAME]
+  table = state.statistics['world_model'][modules.OF_REWARDS][competence.NAME]
   assert one_device.step(make_batch(dreamer))['actor_critic/competence_advantage'] == 0
   one_device.begin()
   random = np.random.default_rng(0).uniform(size=table['slow'].shape).astype(np.float32)
-  table = one_device.state.params['world_model'][modules.OF_REWARDS][competence.NAME]
+  table = one_device.state.statistics['world_model'][modules.OF_REWARDS][competence.NAME]
   table['slow'] = jax.device_put(random, table['slow'].sharding)
   assert one_device.step(make_batch(dreamer))['actor_critic/competence_advantage'] > 0
 
@@ -146,7 +146,7 @@ def test_update_writes_what_later_versions_recall(dreamer, one_device):
   # 8 of its 48 steps are remembered, and no step of a sequence that knows it by now is written again.
   assert newer['memory/evidence'] >= 0.9 * 8 / 48
   assert newer['memory/age'] > 0
-  ring = one_device.arrays().params['memory']
+  ring = one_device.arrays().statistics['memory']
   keys = ring['key'][ring['written'] > 0]
   similar = keys @ keys.T > 1 - 1e-5
   assert len(keys) == 24 and similar.sum() == len(keys)
@@ -166,10 +166,11 @@ def test_dream_begins_as_its_entry_was_stored():
   made, count = make_dreamer(memory_size=SIZE, memory_dream_share=1.0), 5
   model, random = made.model, np.random.default_rng(0)
   params = jax.device_get(jax.jit(made.agent.init_params)(jax.random.key(0)))
-  ring = jax.tree.map(lambda x: random.normal(size=x.shape).astype(x.dtype), params['memory'])
+  normal = lambda x: random.normal(size=x.shape).astype(x.dtype)
+  ring = jax.tree.map(normal, params['statistics']['memory'])
   ring['key'] /= np.linalg.norm(ring['key'], axis=-1, keepdims=True)
   ring['written'], ring['stored'] = np.full((2, SIZE), 1, np.int32)
-  params['memory'] = ring
+  params['statistics']['memory'] = ring
 
   @jax.jit
   def remembered(params, key):
@@ -198,10 +199,7 @@ def test_optimizer_has_no_part_of_the_memory(dreamer, one_device):
   count = lambda tree: sum(x.size for x in jax.tree.leaves(tree))
   state = one_device.begin().arrays()
   moments = count(state.model_opt_state) + count(state.policy_opt_state)
-  world = {
-    name: x for name, x in state.params['world_model'].items() if name not in modules.AVERAGES
-  }
-  trained = count((world, state.params['actor_critic']))
+  trained = count(state.params)
   assert 2 * trained <= moments < 2 * trained + 20
 
 
@@ -223,8 +221,8 @@ def explained(dreamer, params, observation):
     params, sequence.observation, jnp.broadcast_to(batch.version, sequence.reward.shape)
   )
   keys = jax.random.split(jax.random.key(1), BATCH)
-  posterior = dreamer.model.rssm.infer(params['world_model'], keys, sequence, recalled)
-  reward = dreamer.model.reward(params['world_model'], posterior.features).mean()
+  posterior = dreamer.model.rssm.infer(modules.world(params), keys, sequence, recalled)
+  reward = dreamer.model.reward(modules.world(params), posterior.features).mean()
   return decision.extras, reward
 
 
@@ -233,8 +231,10 @@ def test_zeroing_the_memory_changes_trained_rewards(dreamer, one_device):
   one_device.begin()
   for update in range(12):
     one_device.step(batch_of(dreamer, update))
-  params = one_device.arrays().params
-  without = params | {'memory': jax.tree.map(np.zeros_like, params['memory'])}
+  state = one_device.arrays()
+  params = agent_lib.all_params(state)
+  empty = {'memory': jax.tree.map(np.zeros_like, state.statistics['memory'])}
+  without = params | {'statistics': state.statistics | empty}
   observation = batch_of(dreamer, 0).observation
   explain = jax.jit(lambda params, observation: explained(dreamer, params, observation))
   (extras, reward), (empty, reward_without) = jax.device_get(
@@ -254,7 +254,7 @@ def test_zeroing_the_memory_changes_trained_rewards(dreamer, one_device):
 
 def test_imagination_carries_what_the_start_recalled(dreamer, one_device):
   """An imagined step has the reward of the previous action, whose step recalled it."""
-  params = one_device.begin().arrays().params['world_model']
+  params = modules.world(agent_lib.all_params(one_device.begin().arrays()))
   model = dreamer.model.rssm
   size = model.networks.recalled_size
   recalled = np.arange(4.0 * size, dtype=np.float32).reshape(4, -1)
@@ -287,9 +287,10 @@ def test_imagination_carries_what_the_start_recalled(dreamer, one_device):
 def test_nothing_of_it_is_there_without_a_memory(dreamer):
   without = make_dreamer(slots=3, slot_size=4)
   shapes = lambda made: jax.eval_shape(made.agent.init_params, jax.random.key(0))
-  assert set(shapes(without)) == {'world_model', 'actor_critic', 'exploring'}
-  assert set(shapes(dreamer)) == {'world_model', 'actor_critic', 'exploring', 'memory'}
-  published = dreamer.agent.acting_params(shapes(dreamer))['memory']
+  assert set(shapes(without)) == {'world_model', 'actor_critic', 'statistics'}
+  assert set(shapes(without)['statistics']) == {'world_model', 'exploring'}
+  assert set(shapes(dreamer)['statistics']) == {'world_model', 'exploring', 'memory'}
+  published = dreamer.agent.acting_params(shapes(dreamer))['statistics']['memory']
   assert set(published) == set(memory_lib.ACTED)
   stored = [
     jax.tree.map(lambda x: (x.shape, x.dtype), made.agent.stored_state(state))

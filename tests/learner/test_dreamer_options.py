@@ -9,7 +9,7 @@ from small_dreamer import RATES, make_batch, make_dreamer, random_features, star
 
 from hephaestus.agents import experience
 from hephaestus.agents.cognition import registry
-from hephaestus.agents.dreamer import dream, rssm
+from hephaestus.agents.dreamer import dream, modules, rssm
 from hephaestus.agents.dreamer import novelty as novelty_lib
 from hephaestus.learner import dreamer_update
 
@@ -53,7 +53,7 @@ def test_imagined_vitals_change_and_are_rewarded(survivor):
   def imagine(key):
     keys = jax.random.split(key, len(batch.identity))
     sequence = experience.time_major(batch)
-    posterior = model.rssm.infer(params['world_model'], keys, sequence)
+    posterior = model.rssm.infer(modules.world(params), keys, sequence)
     novelty = novelty_lib.novelty_of('information_gain', posterior.priors.moments())
     last = sequence.step_type == dreamer_update.LAST
     start = starts_of(policy, {}, posterior, last, novelty, keys, num_steps=None)
@@ -80,7 +80,7 @@ def test_vitals_change_nothing_without_survival(survivor):
   )
 
   def traced(dreamer):
-    params = jax.eval_shape(dreamer.agent.init_params, jax.random.key(0))['world_model']
+    params = modules.world(jax.eval_shape(dreamer.agent.init_params, jax.random.key(0)))
     sequence = experience.time_major(make_batch(dreamer))
     keys = jax.random.split(jax.random.key(0), len(sequence.identity))
     return str(jax.make_jaxpr(dreamer.model.loss)(params, keys, sequence))
