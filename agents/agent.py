@@ -8,6 +8,9 @@ import jax
 
 Tree = Any
 
+STATISTICS = 'statistics'
+"""Name of what no optimizer changes, in a train state and among all that the functions of an agent read."""
+
 
 class Foresight(NamedTuple):
   """An episode as a model decodes it: first reconstructed, then imagined.
@@ -30,8 +33,8 @@ class Agent(NamedTuple):
   """An agent as a record of pure functions, the interface for actors and evaluators.
 
   Attributes:
-    init_params: PRNG key -> initial params, a tree of float32 arrays.
-    acting_params: params -> the part of them that `act` reads; actors fetch only this part.
+    init_params: PRNG key -> initial params, a tree of arrays; STATISTICS, if there are any, at the top.
+    acting_params: params -> the part of them that `act` reads, statistics too; actors fetch only this part.
     initial_policy_state: number of environments N -> policy state: the recurrent state of the policy
       in N environments before any step.
     stored_state: policy state -> the part of it that a Sequence stores as `initial_state`.
@@ -67,3 +70,16 @@ class Agent(NamedTuple):
   foresee: Callable[..., Foresight] | None = None
   exploring: Callable[[Tree, int], jax.Array] | None = None
   noise: Callable[[chex.PRNGKey, int], dict[str, jax.Array]] | None = None
+
+
+def all_params(train: Any) -> Tree:
+  """What an agent's functions read of a train state: `params`, and at the top of the tree any `statistics`."""
+  statistics = getattr(train, STATISTICS, None)
+  return train.params if statistics is None else {**train.params, STATISTICS: statistics}
+
+
+def apart(params: Tree) -> tuple[Tree, Tree]:
+  """The inverse of `all_params`: parameters, and statistics; None for an agent without them."""
+  if not isinstance(params, dict) or STATISTICS not in params:
+    return params, None
+  return {name: x for name, x in params.items() if name != STATISTICS}, params[STATISTICS]

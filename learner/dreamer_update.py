@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from hephaestus.agents import agent as agent_lib
 from hephaestus.agents import experience, returns
 from hephaestus.agents.dreamer import actor_critic as ac
 from hephaestus.agents.dreamer import agent as dreamer_agent
@@ -34,8 +35,9 @@ class TrainState(NamedTuple):
   """All that an update changes; equal on all replicas, so one of them is the whole checkpoint.
 
   Attributes:
-    params: float32 parameters of 'world_model' and 'actor_critic'; with novelty also 'exploring', see
-      `intrinsic.exploring`, and with a memory 'memory', what it holds, which no optimizer changes.
+    params: float32 parameters of 'world_model' and 'actor_critic', all of which optimizers change.
+    statistics: what no optimizer changes: of 'world_model', see `modules.NUMBERS`; with novelty 'exploring',
+      see `intrinsic.exploring`; and with a memory 'memory', what it holds.
     slow_critic: moving average of the critic's parameters.
     model_opt_state: state of the world model's optimizer.
     policy_opt_state: state of the actor-critic's optimizer.
@@ -46,6 +48,7 @@ class TrainState(NamedTuple):
   """
 
   params: Tree
+  statistics: Tree
   slow_critic: Tree
   model_opt_state: Tree
   policy_opt_state: Tree
@@ -112,12 +115,13 @@ class DreamerUpdate:
   def init(self, key: chex.PRNGKey) -> TrainState:
     """Makes a TrainState before its first update."""
     init_key, key = jax.random.split(key)
-    params = self.dreamer.agent.init_params(init_key)
+    params, statistics = agent_lib.apart(self.dreamer.agent.init_params(init_key))
     return TrainState(
       params=params,
+      statistics=statistics,
       # A copy: the state is donated, and no buffer may be donated twice.
       slow_critic=jax.tree.map(jnp.copy, self.dreamer.actor_critic.critics(params['actor_critic'])),
-      model_opt_state=self.model_optimizer.init(_trained(params['world_model'])),
+      model_opt_state=self.model_optimizer.init(params['world_model']),
       policy_opt_state=self.policy_optimizer.init(params['actor_critic']),
       intrinsic=intrinsic.initial(),
       scales=ac.initial_scales(self.dreamer.actor_critic.heads),
@@ -132,14 +136,16 @@ class DreamerUpdate:
     key, shared_key = jax.random.split(jax.random.wrap_key_data(state.key))
     model_keys, dream_keys = _sequence_keys(shared_key, sequence.identity.shape[0])
     version = jnp.broadcast_to(sequence.version, sequence.reward.shape)
-    recalled, recall = self.dreamer.model.recall(state.params, sequence.observation, version)
+    recalled, recall = self.dreamer.model.recall(
+      agent_lib.all_params(state), sequence.observation, version
+    )
     state, posterior, model_metrics = self._improve_world_model(
       state, model_keys, sequence, recalled
     )
 
     model = self.dreamer.model
     novelty = model.novelty(posterior)
-    world = state.params['world_model']
+    world = modules.world(agent_lib.all_params(state))
     rewards = model.replayed_rewards(world, posterior, novelty)
     # Until warm-up is over, the model is not worth imagining with; a dream of no steps costs nothing.
     warm = state.step >= config.warm_up_updates
@@ -157,8 +163,8 @@ class DreamerUpdate:
     state, memory_metrics = self._remember(state, sequence, replayed, recall, posterior)
     state, exploring_metrics = self._explore(state, sequence, ~posterior.first)
     # At the end, so that no reward of this update, real or imagined, holds its own novelty.
-    followed = {'world_model': model.followed(world, posterior, novelty, BATCH.mean)}
-    state = state._replace(params=state.params | followed)
+    followed = model.followed(state.statistics['world_model'], posterior, novelty, BATCH.mean)
+    state = state._replace(statistics=state.statistics | {'world_model': followed})
 
     metrics = {
       **{name if '/' in name else f'world_model/{name}': x for name, x in model_metrics.items()},
@@ -195,22 +201,27 @@ class DreamerUpdate:
       sequence: [T, B, ...].
       recalled: [T, B, ...], inputs of networks that `WorldModel.recall` read; None without a memory.
     """
-    before, model = state.params['world_model'], self.dreamer.model
+    before, statistics = state.params['world_model'], state.statistics['world_model']
+    model = self.dreamer.model
     value_loss = functools.partial(self._value_loss, state, sequence)
-    loss = lambda trained: model.loss(before | trained, keys, sequence, value_loss, recalled)
-    (_, aux), grads = jax.value_and_grad(loss, has_aux=True)(_trained(before))
+    loss = lambda params: model.loss(params | statistics, keys, sequence, value_loss, recalled)
+    (_, aux), grads = jax.value_and_grad(loss, has_aux=True)(before)
     posterior, expected_reward, moments, metrics = aux
     grads = devices_lib.over_devices(grads)
     updates, opt_state = self.model_optimizer.update(grads, state.model_opt_state)
-    params = before | optax.apply_updates(_trained(before), updates)
-    params = model.averages(params, devices_lib.over_devices(moments))
+    params = optax.apply_updates(before, updates)
+    statistics = model.averages(params, statistics, devices_lib.over_devices(moments))
     counts = ~posterior.first
     metrics['gradient_norm'] = optax.global_norm(grads)
     metrics['kl_after_first'] /= devices_lib.over_devices(jnp.mean(counts))
     metrics['reward_correlation'] = returns.correlation(
       expected_reward, sequence.reward, counts, devices_lib.mean_total
     )
-    state = state._replace(params=state.params | {'world_model': params}, model_opt_state=opt_state)
+    state = state._replace(
+      params=state.params | {'world_model': params},
+      statistics=state.statistics | {'world_model': statistics},
+      model_opt_state=opt_state,
+    )
     return state, posterior, metrics
 
   def _value_loss(
@@ -246,11 +257,11 @@ class DreamerUpdate:
       num_steps=config.starts_per_sequence,
       even=policy.explores,
     )
-    memory = self.dreamer.model.networks.memory
+    memory, params = self.dreamer.model.networks.memory, agent_lib.all_params(state)
     if memory and memory.can_begin:
-      start = dream.remembered(self.dreamer.model, policy, state.params, start, state.step)
+      start = dream.remembered(self.dreamer.model, policy, params, start, state.step)
     dreamt = dream.rollout(
-      self.dreamer.model, policy, state.params, state.slow_critic, start, horizon, explore=True
+      self.dreamer.model, policy, params, state.slow_critic, start, horizon, explore=True
     )
     mean = lambda _, x: BATCH.mean(x.mean())
     action = self.dreamer.model.networks.actions.encode(sequence.action)
@@ -327,8 +338,8 @@ class DreamerUpdate:
     value = policy.values(params, read.features, policy.context.pool(params, read))[ac.TASK].mean()
     steps = sockets.Replayed(sequence, posterior, value)
     name = world_model.MEMORY
-    held, metrics = memory.updated(state.params[name], recall, steps, state.step, BATCH)
-    return state._replace(params=state.params | {name: held}), metrics
+    held, metrics = memory.updated(state.statistics[name], recall, steps, state.step, BATCH)
+    return state._replace(statistics=state.statistics | {name: held}), metrics
 
   def _explore(
     self, state: TrainState, sequence: experience.Sequence, follows: jax.Array
@@ -348,10 +359,10 @@ class DreamerUpdate:
     deviation, largest = intrinsic.return_differences(
       sequence.reward, sequence.discount, follows, BATCH.mean, gamma=config.gamma
     )
-    share = intrinsic.exploring(state.params[intrinsic.EXPLORING], deviation, config)
+    share = intrinsic.exploring(state.statistics[intrinsic.EXPLORING], deviation, config)
     evidence = intrinsic.evidence(state.scales.evidence, BATCH.largest(largest), config)
     state = state._replace(
-      params=state.params | {intrinsic.EXPLORING: share},
+      statistics=state.statistics | {intrinsic.EXPLORING: share},
       scales=state.scales._replace(evidence=evidence),
     )
     return state, {'intrinsic/exploring': share, 'intrinsic/evidence': evidence}
@@ -395,11 +406,6 @@ class DreamerUpdate:
 
     grads, metrics = jax.grad(loss, has_aux=True)(state.params['actor_critic'])
     return metrics, grads
-
-
-def _trained(params: Tree) -> Tree:
-  """The parameters of the world model that its optimizer changes."""
-  return {name: x for name, x in params.items() if name not in modules.AVERAGES}
 
 
 def _sequence_keys(key: chex.PRNGKey, batch: int) -> tuple[jax.Array, jax.Array]:

@@ -95,43 +95,49 @@ class _Acting:
 
   def init_params(self, key: chex.PRNGKey) -> Tree:
     model_key, policy_key = jax.random.split(key)
-    params = {
-      'world_model': self.model.init(model_key),
-      'actor_critic': self.policy.init(policy_key),
-    }
+    model_params, of_model = self.model.init(model_key)
+    statistics = {'world_model': of_model}
     if self.policy.explores:
-      params[intrinsic.EXPLORING] = jnp.ones((), jnp.float32)
-    memory = self.model.networks.memory
-    return params | {world_model.MEMORY: memory.init()} if memory else params
+      statistics[intrinsic.EXPLORING] = jnp.ones((), jnp.float32)
+    if memory := self.model.networks.memory:
+      statistics[world_model.MEMORY] = memory.init()
+    return {
+      'world_model': model_params,
+      'actor_critic': self.policy.init(policy_key),
+      agent_lib.STATISTICS: statistics,
+    }
 
   def acting_params(self, params: Tree) -> Tree:
-    networks = self.model.networks
-    read_by_act: dict[str, tuple[str, ...]] = {
-      'world_model': (
+    networks, statistics = self.model.networks, params[agent_lib.STATISTICS]
+    pick = lambda tree, *names: {name: tree[name] for name in names if name in tree}
+    of_model = pick(statistics['world_model'], modules.NUMBERS, modules.AVERAGE_CHANGE)
+    acting = pick(statistics, intrinsic.EXPLORING) | {'world_model': of_model}
+    if networks.memory:
+      acting[world_model.MEMORY] = pick(statistics[world_model.MEMORY], *networks.memory.acted)
+    return {
+      'world_model': pick(
+        params['world_model'],
         'encoder',
         'image_encoder',
         'recurrence',
         'posterior',
         'prior',
-        modules.AVERAGE_CHANGE,
-        modules.STATISTICS,
         *([networks.perception.name] if networks.perception else []),
         *(name for reward in self.model.rewards.values() for name in reward.shown),
       ),
-      'actor_critic': (*self.policy.context.modules(), actor_critic.ACTOR, actor_critic.EXPLORER),
+      'actor_critic': pick(
+        params['actor_critic'],
+        *self.policy.context.modules(),
+        actor_critic.ACTOR,
+        actor_critic.EXPLORER,
+      ),
+      agent_lib.STATISTICS: acting,
     }
-    if networks.memory:
-      read_by_act[world_model.MEMORY] = networks.memory.acted
-    read = {
-      part: {name: params[part][name] for name in names if name in params[part]}
-      for part, names in read_by_act.items()
-    }
-    whole = {name: params[name] for name in (intrinsic.EXPLORING,) if name in params}
-    return read | whole
 
   def exploring(self, params: Tree, num_envs: int) -> jax.Array:
     """See `Agent.exploring`: the first environments, as many as the share of `intrinsic.exploring`."""
-    return jnp.arange(num_envs) + 0.5 < params[intrinsic.EXPLORING] * num_envs
+    share = params[agent_lib.STATISTICS][intrinsic.EXPLORING]
+    return jnp.arange(num_envs) + 0.5 < share * num_envs
 
   def initial_policy_state(self, num_envs: int) -> PolicyState:
     return PolicyState(self.model.rssm.initial(num_envs), self.policy.context.initial(num_envs))
@@ -181,9 +187,10 @@ class _Acting:
       extras['intrinsic'] = {
         name: shown
         for reward in model.rewards.values()
-        for name, shown in reward.explain(params['world_model'], step).items()
+        for name, shown in reward.explain(modules.world(params), step).items()
       }
       extras |= policy.context.shown(own, read)
       if model.networks.memory:
-        extras |= model.networks.memory.explain(params[world_model.MEMORY], recall)
+        held = params[agent_lib.STATISTICS][world_model.MEMORY]
+        extras |= model.networks.memory.explain(held, recall)
     return PolicyState(recurrent, policy.context.advance(read)), experience.Decision(action, extras)

@@ -51,7 +51,7 @@ def foresee(
     action: [T, ...], the actions of the episode.
     context: [] int32, number of observed steps.
   """
-  model_params, policy_params = params['world_model'], params['actor_critic']
+  model_params, policy_params = modules.world(params), params['actor_critic']
   num_steps = len(action)
   member_key, noise_key = jax.random.split(key)
   member = jax.random.randint(member_key, (1,), 0, model.config.ensemble_size)
@@ -166,8 +166,8 @@ def measure(
     action, key = inputs
     action = action.reshape(total * batch, *action.shape[2:])
     recurrent = rssm.Recurrent(latent, action)
-    imagined = _imagine(model, params['world_model'], recurrent, member, key)
-    reward = model.reward(params['world_model'], imagined.features).mean()
+    imagined = _imagine(model, modules.world(params), recurrent, member, key)
+    reward = model.reward(modules.world(params), imagined.features).mean()
     found = imagined.latent.numbers, reward, imagined.discount
     return imagined.latent, jax.tree.map(lambda x: x.reshape(total, batch, *x.shape[1:]), found)
 
@@ -177,9 +177,9 @@ def measure(
   _, (numbers, predicted, lasts) = jax.lax.scan(step, start.latent, (actions, noise_keys))
   ends = alive & (discount == 0)
   wrong, error = model.networks.numbers.differences(
-    numbers, after(replayed.latent.numbers), params['world_model']['statistics']
+    numbers, after(replayed.latent.numbers), modules.world(params)[modules.NUMBERS]
   )
-  now = model.reward(params['world_model'], replayed.features).mean()
+  now = model.reward(modules.world(params), replayed.features).mean()
   return {
     'imagined': _tally(imagined.reshape(num_steps, total, batch), whole),
     'real': _tally(real, whole),
@@ -189,7 +189,7 @@ def measure(
     'lasts': _tally(lasts, alive & ~ends),
     'reward': _share(predicted, jnp.where(alive, reward, 0.0)),
     'missed': _tally(jnp.abs(predicted), alive & (reward == 0)),
-    'end': _tally(model.discount(params['world_model'], replayed.features), sequence.discount == 0),
+    'end': _tally(model.discount(modules.world(params), replayed.features), sequence.discount == 0),
     'paid': _share(now, jnp.where(replayed.first, 0.0, sequence.reward)),
     'value': _tally(dreamt.values['task'][0].reshape(total, batch), begins),
   }
@@ -299,7 +299,7 @@ def examine(
   dreamer: dreamer_agent.Dreamer, params: Tree, key: chex.PRNGKey, sequence: experience.Sequence
 ) -> Examination:
   """Examines a model and a critic on sequences [T, B, ...] of the agent's own policy, B at least 2."""
-  model, policy, world = dreamer.model, dreamer.actor_critic, params['world_model']
+  model, policy, world = dreamer.model, dreamer.actor_critic, modules.world(params)
   total, batch = sequence.reward.shape
   infer_key, scramble_key, member_key, noise_key = jax.random.split(key, 4)
   infer_keys = jax.random.split(infer_key, batch)
@@ -317,7 +317,7 @@ def examine(
     recurrent = before(rssm.Recurrent(replayed.latent, model.networks.actions.encode(action)))
     imagined = _imagine(model, world, recurrent, member, noise_key)
     found = -model.reward(world, imagined.features).log_prob(after(sequence.reward))
-    numbers, statistics = model.networks.numbers, world[modules.STATISTICS]
+    numbers, statistics = model.networks.numbers, world[modules.NUMBERS]
     if numbers.size:
       outputs, _ = model.rssm.decoder(world, imagined.latent, imagined.previous)
       follows = jnp.ones(len(member), bool)
@@ -472,7 +472,7 @@ class Steering:
         `RSSM.imagine`.
       sampled: whether the step is sampled; else it is the most likely one.
     """
-    model, world = self.dreamer.model, params['world_model']
+    model, world = self.dreamer.model, modules.world(params)
     noise_key, action_key = jax.random.split(key)
     noise = jax.tree.map(lambda x: x[None], model.rssm.imagined_noise(noise_key))
     recurrent = self._recurrent(before, action)
@@ -501,7 +501,7 @@ class Steering:
   ) -> tuple[Belief, Prediction]:
     """The belief and the predictions at a step [1, ...], where the actions of `mask` are legal."""
     model, policy = self.dreamer.model, self.dreamer.actor_critic
-    world, own = params['world_model'], params['actor_critic']
+    world, own = modules.world(params), params['actor_critic']
     novelty = model.novelty(step)
     read = policy.read(own, before.memory, step, novelty, step.first)
     context = policy.context.pool(own, read)
@@ -534,7 +534,7 @@ class Steering:
     # As if numbers between the values that occur had been observed, to which predictions are rounded.
     statistics = {
       name: jnp.ones_like(x) if name in ('between', 'off_level') else x
-      for name, x in world[modules.STATISTICS].items()
+      for name, x in world[modules.NUMBERS].items()
     }
 
     def decode(world: Tree, stochastic: jax.Array) -> Tree:
@@ -546,4 +546,4 @@ class Steering:
 
     latents = step.priors.belief.mode().astype(step.latent.stochastic.dtype)
     each = jax.vmap(decode, in_axes=(None, 0))
-    return each(world, latents), each(world | {modules.STATISTICS: statistics}, latents)
+    return each(world, latents), each(world | {modules.NUMBERS: statistics}, latents)

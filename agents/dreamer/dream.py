@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from hephaestus.agents import agent as agent_lib
 from hephaestus.agents import networks, returns
 from hephaestus.agents.dreamer import actor_critic as ac
-from hephaestus.agents.dreamer import rssm, sockets, world_model
+from hephaestus.agents.dreamer import modules, rssm, sockets, world_model
 
 Tree = Any
 
@@ -90,7 +91,7 @@ def rollout(
   Args:
     model: the world model.
     actor_critic: the policies that act, and the critic.
-    params: parameters of the agent, of which 'world_model' and 'actor_critic' are read.
+    params: all parameters of the agent; a memory is not read.
     slow_critic: parameters of the slow critic.
     start: the B' steps at which the dreams begin.
     horizon: [] int32, at most `config.horizon_max`; equal on all replicas.
@@ -102,12 +103,13 @@ def rollout(
   keys = jax.vmap(jax.random.split)(start.keys)
   choose = lambda key: jax.random.randint(key, (), 0, model.config.ensemble_size)
   member, step_keys = jax.vmap(choose)(keys[:, 0]), keys[:, 1]
+  world = modules.world(params)
   cast = lambda tree: networks.cast_kernels(tree, model.config.dtype)
   imagination = _Imagination(
     model,
     actor_critic,
-    cast(params['world_model']),
-    model.rssm.cast(model.rssm.matrices(params['world_model'])),
+    cast(world),
+    model.rssm.cast(model.rssm.matrices(world)),
     cast(params['actor_critic']),
     cast(slow_critic),
     member,
@@ -354,18 +356,20 @@ def remembered(
   Args:
     model: the world model, which has a memory.
     actor_critic: the actor-critic, for its context module.
-    params: parameters of the agent, with what the memory holds.
+    params: all parameters of the agent, with what the memory holds.
     start: the starts of the batch.
     update: [] int32, number of the update.
   """
-  memory, rssm_ = model.networks.memory, model.rssm
+  memory, rssm_, world = model.networks.memory, model.rssm, modules.world(params)
   assert memory is not None
   # The rollout splits these keys in two, which are what folding in 0 and 1 gives.
   keys = jax.vmap(lambda key: jax.random.fold_in(key, 2))(start.keys)
-  takes, latent, previous = memory.begin(params[world_model.MEMORY], keys, update)
-  features = rssm_.features(params['world_model'], latent, previous)
+  takes, latent, previous = memory.begin(
+    params[agent_lib.STATISTICS][world_model.MEMORY], keys, update
+  )
+  features = rssm_.features(world, latent, previous)
   first = jnp.zeros(takes.shape, bool)
-  priors = rssm_.prior(params['world_model'], latent.deterministic, previous, first)
+  priors = rssm_.prior(world, latent.deterministic, previous, first)
   step = rssm.Step(latent, features, previous, None, priors, first)
   novelty = model.novelty(step)
   found = {

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from hephaestus.agents.dreamer import config as dreamer_config
 
 EXPLORING = 'exploring'
-"""Name of the share of environments that explore, among the parameters: see `exploring`; not trained."""
+"""Name of the share of environments that explore, among the statistics of the agent; see `exploring`."""
 
 
 class IntrinsicState(NamedTuple):

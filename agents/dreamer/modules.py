@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from dm_env import specs
 
+from hephaestus.agents import agent as agent_lib
 from hephaestus.agents import distributions, networks
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import novelty, sockets
@@ -19,17 +20,12 @@ from hephaestus.agents.dreamer import numbers as numbers_lib
 
 Tree = Any
 
-STATISTICS = 'statistics'
-"""Name of the running statistics of numbers among the parameters; not trained."""
+CHANGE = 'change'
+"""Name of the members' networks of changes of numbers."""
 
-CHANGE, AVERAGE_CHANGE = 'change', 'average_change'
-"""Names of the members' networks of changes of numbers, and of their moving average; see `RSSM.prior`."""
-
-OF_REWARDS = 'of_rewards'
-"""Name of the running statistics of intrinsic rewards, by reward; see `Reward.statistics`."""
-
-AVERAGES = (STATISTICS, AVERAGE_CHANGE, OF_REWARDS)
-"""Parameters that follow others by moving averages, and that no optimizer changes."""
+NUMBERS, AVERAGE_CHANGE, OF_REWARDS = 'numbers', 'average_change', 'of_rewards'
+"""Names of the model's statistics: those of numbers, the moving average of the networks CHANGE, which
+`RSSM.prior` reads, and those of intrinsic rewards, by reward, see `Reward.statistics`."""
 
 MEMBERS = ('prior', CHANGE)
 """Networks of which each member of the ensemble has its own."""
@@ -56,6 +52,12 @@ class Features(NamedTuple):
   numbers: jax.Array
   transition: jax.Array
   recalled: jax.Array
+
+
+def world(params: Tree) -> Tree:
+  """What functions of the world model read of all parameters of the agent: its networks and its statistics."""
+  own: Tree = params['world_model'] | params[agent_lib.STATISTICS]['world_model']
+  return own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,9 +237,6 @@ class Networks:
   def init(self, key: chex.PRNGKey, others: Mapping[str, tuple[nn.Module, Any]]) -> Tree:
     """Initial parameters by network, float32; parameters of MEMBERS, the ensemble, have a leading axis K.
 
-    Under the key STATISTICS: `numbers.initial_statistics`; under AVERAGE_CHANGE a copy of CHANGE; under its
-    name those of the perception.
-
     Args:
       key: PRNG key.
       others: modules of intrinsic rewards by name, each with its example inputs.
@@ -256,9 +255,7 @@ class Networks:
         params[name] = init(keys[name])
     if perception:
       params[perception.name] = perception.init(keys[perception.name])
-    if CHANGE in params:
-      params[AVERAGE_CHANGE] = jax.tree.map(jnp.copy, params[CHANGE])
-    return params | {STATISTICS: self.numbers.initial_statistics()}
+    return params
 
   def _initial_cell(self, recurrence_key: chex.PRNGKey, posterior_key: chex.PRNGKey) -> Tree:
     """Parameters of the recurrence and of the posterior.

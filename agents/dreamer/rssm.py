@@ -563,7 +563,7 @@ class RSSM:
       return before
     outputs, _ = self.decoder(params, latent, previous)  # unused, images are not computed
     follows = jnp.ones(before.shape[:-1], bool)
-    statistics = params[modules.STATISTICS]
+    statistics = params[modules.NUMBERS]
     predicted = numbers.predict(outputs, before, follows, statistics, max_copy=1.0)
     if noise is None:
       return numbers.expected(predicted, before, statistics)
@@ -574,7 +574,7 @@ class RSSM:
 
     I is `Numbers.input_size`; without a perception P is 0.
     """
-    statistics = jax.lax.stop_gradient(params[modules.STATISTICS])
+    statistics = jax.lax.stop_gradient(params[modules.NUMBERS])
     inputs = self.networks.numbers.inputs(numbers, statistics).astype(self.dtype)
     return inputs if percept is None else jnp.concatenate([inputs, percept], axis=-1)
 

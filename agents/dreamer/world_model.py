@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from dm_env import specs
 
+from hephaestus.agents import agent as agent_lib
 from hephaestus.agents import distributions, experience
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import config as dreamer_config
@@ -22,12 +23,14 @@ from hephaestus.agents.dreamer import rssm as rssm_lib
 Tree = Any
 
 MEMORY = 'memory'
-"""Name of what a memory holds, among the parameters of the agent; not trained."""
+"""Name of what a memory holds, among the statistics of the agent."""
 
 
 @dataclasses.dataclass(frozen=True)
 class WorldModel:
   """The world model of one environment; it holds no arrays, and its methods are pure.
+
+  Parameters of the world model, below, are those of `modules.world`: its networks with its statistics.
 
   Attributes:
     config: sizes and constants.
@@ -58,13 +61,17 @@ class WorldModel:
     """
     return {name: kind(self.rssm) for name, kind in self.networks.rewards.items()}
 
-  def init(self, key: chex.PRNGKey) -> Tree:
-    """Initial parameters, see `Networks.init`; with networks and statistics of intrinsic rewards."""
+  def init(self, key: chex.PRNGKey) -> tuple[Tree, Tree]:
+    """Initial parameters, see `Networks.init`, with networks of intrinsic rewards; and initial statistics."""
     others = [item for reward in self.rewards.values() for item in reward.modules().items()]
-    statistics = {name: reward.statistics() for name, reward in self.rewards.items()}
-    followed = {name: x for name, x in statistics.items() if x}
     params = self.networks.init(key, dict(others))
-    return params | {modules.OF_REWARDS: followed} if followed else params
+    statistics: Tree = {modules.NUMBERS: self.networks.numbers.initial_statistics()}
+    if modules.CHANGE in params:
+      statistics[modules.AVERAGE_CHANGE] = jax.tree.map(jnp.copy, params[modules.CHANGE])
+    of_rewards = {name: reward.statistics() for name, reward in self.rewards.items()}
+    if any(of_rewards.values()):
+      statistics[modules.OF_REWARDS] = {name: x for name, x in of_rewards.items() if x}
+    return params, statistics
 
   def recall(
     self, params: Tree, observation: Tree, version: jax.Array | None = None
@@ -74,7 +81,9 @@ class WorldModel:
     `params` are those of all parts of the agent.
     """
     memory = self.networks.memory
-    return (None, None) if memory is None else memory.recall(params[MEMORY], observation, version)
+    if memory is None:
+      return None, None
+    return memory.recall(params[agent_lib.STATISTICS][MEMORY], observation, version)
 
   # Steps.
 
@@ -99,7 +108,7 @@ class WorldModel:
       The step [B, ...], and the second result of `recall`.
     """
     recalled, recall = self.recall(params, observation)
-    world = params['world_model']
+    world = modules.world(params)
     return self.rssm.observe(world, recurrent, observation, first, noise, recalled), recall
 
   def replay(self, params: Tree, keys: jax.Array, sequence: experience.Sequence) -> rssm_lib.Step:
@@ -111,7 +120,7 @@ class WorldModel:
       sequence: [T, B, ...].
     """
     recalled, _ = self.recall(params, sequence.observation)
-    return self.rssm.infer(params['world_model'], keys, sequence, recalled)
+    return self.rssm.infer(modules.world(params), keys, sequence, recalled)
 
   def imagine(self, params: Tree, *arguments: Any) -> rssm_lib.Step:
     """One imagined step [B', ...], with its predicted discount; arguments as of `RSSM.imagine`."""
@@ -190,7 +199,7 @@ class WorldModel:
     Returns:
       A tree of [..., *shape] float32 arrays, the observation without its action mask.
     """
-    numbers, statistics = self.networks.numbers, params[modules.STATISTICS]
+    numbers, statistics = self.networks.numbers, params[modules.NUMBERS]
     outputs, images = self.rssm.decoder(params, latent, previous)
     predicted = numbers.predict(outputs, before, ~first, statistics)
     flat = numbers.to_flat(numbers.expected(predicted, before, statistics))
@@ -261,39 +270,39 @@ class WorldModel:
     stop = jax.lax.stop_gradient
     return loss, (*stop((posterior, rewards.mean(), moments | change_moments)), metrics)
 
-  def averages(self, params: Tree, moments: Tree) -> Tree:
-    """Updates all that follows by moving averages: statistics of numbers, and AVERAGE_CHANGE.
+  def averages(self, params: Tree, statistics: Tree, moments: Tree) -> Tree:
+    """The model's statistics after an update, but for those of intrinsic rewards.
 
     Args:
-      params: parameters of the world model.
+      params: parameters of the world model after the update.
+      statistics: its statistics before.
       moments: moments of the batch, from `loss`, averaged over devices.
-
-    Returns:
-      The parameters with the new averages.
     """
-    updated = self.networks.numbers.updated(params[modules.STATISTICS], moments)
-    params = params | {modules.STATISTICS: updated}
+    updated = self.networks.numbers.updated(statistics[modules.NUMBERS], moments)
+    statistics = statistics | {modules.NUMBERS: updated}
     if modules.CHANGE in params:
-      params[modules.AVERAGE_CHANGE] = optax.incremental_update(
-        params[modules.CHANGE], params[modules.AVERAGE_CHANGE], dreamer_config.AVERAGE_CHANGE_RATE
+      statistics[modules.AVERAGE_CHANGE] = optax.incremental_update(
+        params[modules.CHANGE],
+        statistics[modules.AVERAGE_CHANGE],
+        dreamer_config.AVERAGE_CHANGE_RATE,
       )
-    return params
+    return statistics
 
   def followed(
     self,
-    params: Tree,
+    statistics: Tree,
     replayed: rssm_lib.Step,
     novelty: jax.Array,
     mean: Callable[[jax.Array], jax.Array],
   ) -> Tree:
-    """Parameters with the statistics of intrinsic rewards after an update; see `Reward.updated`."""
-    if modules.OF_REWARDS not in params:
-      return params
-    statistics = {
-      name: self.rewards[name].updated(statistics, replayed, novelty, mean)
-      for name, statistics in params[modules.OF_REWARDS].items()
+    """The model's statistics with those of intrinsic rewards after an update; see `Reward.updated`."""
+    if modules.OF_REWARDS not in statistics:
+      return statistics
+    of_rewards = {
+      name: self.rewards[name].updated(own, replayed, novelty, mean)
+      for name, own in statistics[modules.OF_REWARDS].items()
     }
-    return params | {modules.OF_REWARDS: statistics}
+    return statistics | {modules.OF_REWARDS: of_rewards}
 
   def _reconstruction_loss(
     self, params: Tree, posterior: rssm_lib.Step, sequence: experience.Sequence
@@ -302,7 +311,7 @@ class WorldModel:
     numbers, codec = self.networks.numbers, self.networks.codec
     observed = posterior.latent.numbers
     outputs, decoded = self.rssm.decoder(params, posterior.latent, posterior.previous)
-    statistics = jax.lax.stop_gradient(params[modules.STATISTICS])
+    statistics = jax.lax.stop_gradient(params[modules.NUMBERS])
     before = _numbers_before(observed, sequence)
     predicted = numbers.predict(outputs, before, ~posterior.first, statistics)
     loss, error = numbers.loss(predicted, observed, statistics)
@@ -369,7 +378,7 @@ class WorldModel:
     numbers, first = self.networks.numbers, posterior.first
     if not numbers.num_changes:
       return jnp.zeros(first.shape), {}
-    statistics = jax.lax.stop_gradient(params[modules.STATISTICS])
+    statistics = jax.lax.stop_gradient(params[modules.NUMBERS])
     observed = posterior.latent.numbers
     change = numbers.change(_numbers_before(observed, sequence), observed, statistics)
     scale = jnp.sqrt(jnp.maximum(statistics['change'], numbers_lib.MIN_CHANGE_SQUARE))

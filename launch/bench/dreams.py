@@ -58,7 +58,7 @@ def trust(found: comparison.Summary) -> str:
   known = [row for row in found.rows if row.wrong is not None and row.error is not None]
   if not known:
     return 'Episodes are too short to say how long dreams can be trusted.'
-  wrong = [row.wrong > MOST_WRONG or row.error > MOST_ERROR for row in known]
+  wrong = [(row.wrong or 0) > MOST_WRONG or (row.error or 0) > MOST_ERROR for row in known]
   count = wrong.index(True) if any(wrong) else len(known)
   shown = known[max(0, count - 1) : count + 1]
   if count == 0:

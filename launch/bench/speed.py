@@ -25,12 +25,13 @@ import numpy as np
 import psutil
 
 from hephaestus.actors.environments import wrappers
+from hephaestus.agents import agent as agent_lib
 from hephaestus.agents import experience
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.cognition import config as cognition_config
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
-from hephaestus.agents.dreamer import dream
+from hephaestus.agents.dreamer import dream, modules
 from hephaestus.launch import config as launch_config
 from hephaestus.launch import records
 from hephaestus.launch.agents import dreamer as dreamer_record
@@ -153,7 +154,7 @@ def learner(
     Figure(f'{name}/matmul', flops / duration, 'FLOP/s', limit),
   ]
   if phases:
-    taken = _phases(parts.trained, state.params, batch, seconds)
+    taken = _phases(parts.trained, agent_lib.all_params(state), batch, seconds)
     rest = duration - sum(taken.values())
     for part, value in {**taken, 'rest': rest}.items():
       figures.append(Figure(f'{name}/phase/{part}', value, 's'))
@@ -170,7 +171,8 @@ def _phases(
 
   @jax.jit
   def world_model(params):
-    return jax.value_and_grad(model.loss, has_aux=True)(params, keys[0], sequence)
+    loss = lambda own: model.loss(modules.world(params | {'world_model': own}), keys[0], sequence)
+    return jax.value_and_grad(loss, has_aux=True)(params['world_model'])
 
   @jax.jit
   def start(posterior):
@@ -187,11 +189,11 @@ def _phases(
     critics = policy.critics(params['actor_critic'])
     return dream.rollout(model, policy, params, critics, start, horizon, explore=True)
 
-  (_, (posterior, *_)), _ = world_model(params['world_model'])
+  (_, (posterior, *_)), _ = world_model(params)
   begin, horizon = start(posterior), jnp.int32(dreamer.config.horizon_max)
   median = lambda run: statistics.median(_durations(run, None, seconds))
   return {
-    'world_model': median(lambda _: world_model(params['world_model'])),
+    'world_model': median(lambda _: world_model(params)),
     'dream': median(lambda _: dreamt(begin, horizon)),
   }
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hephaestus.actors import episodes, evaluator
+from hephaestus.agents import agent as agent_lib
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import metrics
 from hephaestus.launch.run import parts as parts_lib
@@ -66,7 +67,7 @@ class Launch:
       if agent.foresee is None:
         return None
       found = parts_lib.saved_train(self.folder, parts_lib.saved_shapes(config, parts))
-      return found and (found[0], found[1].params)
+      return found and (found[0], agent_lib.all_params(found[1]))
 
     return evaluator.Scorer(
       play,

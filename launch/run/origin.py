@@ -14,7 +14,7 @@ from hephaestus.launch.run import request as request_lib
 from hephaestus.learner import checkpoint
 from hephaestus.learner.sources import on_policy
 
-COPIED = ('params', 'slow_critic')  # fields of a train state; the others are reset
+COPIED = ('params', 'statistics', 'slow_critic')  # fields of a train state; the others are reset
 
 
 class Origin(NamedTuple):

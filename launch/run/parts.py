@@ -1,12 +1,11 @@
 """Parts of a run, made of its config, names of its nodes, and its checkpoints; imports neither Reverb nor Launchpad."""
 
-import collections
 import contextlib
 import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -156,18 +155,27 @@ def find_train(run: pathlib.Path, like: Any, which: str | None) -> tuple[int, An
   return found
 
 
+class _WithParams(NamedTuple):
+  params: Any
+  statistics: Any
+
+
+class _WithTrain(NamedTuple):
+  train: Any
+
+
 def saved_params(
   run: pathlib.Path, config: launch_config.ExperimentConfig, like: Any, which: str | None
 ) -> tuple[int, Any]:
   """Learner step and all parameters of a checkpoint, read without the rest of its train state.
 
-  Arguments and errors are as in `find_train`, but `like` is the shapes and dtypes of the parameters.
+  Arguments and errors are as in `find_train`, but `like` is the shapes and dtypes of what it returns.
   """
-  state: Any = collections.namedtuple('WithParams', 'params')(like)
+  state: Any = _WithParams(*agent_lib.apart(like))
   if config.fused or config.record.on_policy:
-    state = collections.namedtuple('WithTrain', 'train')(state)
+    state = _WithTrain(state)
   step, train = find_train(run, state, which)
-  return step, train.params
+  return step, agent_lib.all_params(train)
 
 
 def replay_names(num_shards: int) -> list[str]:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from absl import logging
 
+from hephaestus.agents import agent as agent_lib
 from hephaestus.learner import devices as devices_lib
 from hephaestus.learner import loop
 from hephaestus.learner import process_group as process_group_lib
@@ -131,7 +132,7 @@ class Sampled(loop.Source):
     return devices_lib.first_replica(state)
 
   def acting_params(self, state: Tree) -> Tree:
-    return self._acting(state.params)
+    return self._acting(agent_lib.all_params(state))
 
   def ready(self, timeout_seconds: float) -> bool:
     if self._batch is None:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hephaestus.agents import agent as agent_lib
 from hephaestus.learner import checkpoint as checkpoint_lib
 from hephaestus.learner import devices as devices_lib
 from hephaestus.learner import loop
@@ -114,7 +115,7 @@ class FusedProgram:
     self.num_envs, self.num_steps = num_envs, num_steps
     self.sums = (*EPISODES, *unroll.metrics)
     train = self._check_update()
-    acting = jax.eval_shape(acting_params, train.params)
+    acting = jax.eval_shape(acting_params, agent_lib.all_params(train))
     # Of one sequence, from those of an unroll.
     self._schema = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), unroll.shapes(acting)
@@ -141,7 +142,7 @@ class FusedProgram:
     """One unroll; returns the next state, sequences [n, T, ...], and sums over episodes that ended."""
     key, shared_key = jax.random.split(jax.random.wrap_key_data(state.key))
     unroll_key = jax.random.fold_in(shared_key, jax.lax.axis_index(DEVICES))
-    acting = self._acting_params(state.train.params)
+    acting = self._acting_params(agent_lib.all_params(state.train))
     env_state, sequence, episodes = self.unroll.unroll(
       acting, unroll_key, state.worlds, state.train.step, 0
     )
@@ -315,7 +316,7 @@ class FusedProgram:
 
   def acting(self, state: FusedState) -> Tree:
     """Acting parameters, copied from one replica."""
-    return self._acting(state.train.params)
+    return self._acting(agent_lib.all_params(state.train))
 
   def environment_step(self, state: FusedState) -> int:
     """Environment steps collected in the whole run, read from a state on the devices."""

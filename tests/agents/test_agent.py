@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hephaestus.agents.cognition import registry
-from hephaestus.agents.dreamer import rssm
+from hephaestus.agents.dreamer import modules, rssm
 
 FIRST, MID = 0, 1
 NUM_ENVS = 3
@@ -97,7 +97,7 @@ def test_acting_params_leave_out_modules_that_do_not_act(make_dreamer, make_para
   dreamer = make_dreamer('masked')
   acting = dreamer.agent.acting_params(make_params(dreamer))
   assert sorted(acting['world_model']) == [
-    'average_change', 'encoder', 'posterior', 'prior', 'recurrence', 'statistics',
+    'encoder', 'posterior', 'prior', 'recurrence',
   ]  # fmt: skip
   assert sorted(acting['actor_critic']) == ['actor', 'explorer']
 
@@ -122,7 +122,7 @@ def test_explorer_acts_only_in_the_given_environments(make_dreamer, make_params,
 def test_first_environments_explore(make_dreamer, make_params, share, num_envs, count):
   agent = make_dreamer('masked').agent
   acting = agent.acting_params(make_params(make_dreamer('masked')))
-  explores = agent.exploring(acting | {'exploring': jnp.float32(share)}, num_envs)
+  explores = agent.exploring(acting | {'statistics': {'exploring': jnp.float32(share)}}, num_envs)
   np.testing.assert_array_equal(explores, np.arange(num_envs) < count)
 
 
@@ -130,7 +130,7 @@ def test_agent_without_novelty_has_no_explorer(make_dreamer, make_params):
   dreamer = make_dreamer('masked', novelty_scale=0.0)
   acting = dreamer.agent.acting_params(make_params(dreamer))
   assert dreamer.agent.exploring is None
-  assert sorted(acting) == ['actor_critic', 'world_model']
+  assert set(acting['statistics']) == {'world_model'}
   assert sorted(acting['actor_critic']) == ['actor']
 
 
@@ -248,7 +248,7 @@ def test_training_infers_latents_and_likelihoods_of_acting(quiet_dreamer, episod
 
   @jax.jit
   def train(params, sequence):
-    posterior = dreamer.model.rssm.infer(params['world_model'], keys, sequence)
+    posterior = dreamer.model.rssm.infer(modules.world(params), keys, sequence)
     mask = sequence.observation['action_mask'] if env == 'masked' else None
     features = posterior.features
     distribution = dreamer.actor_critic.policy(

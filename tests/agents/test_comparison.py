@@ -230,7 +230,7 @@ def test_decoded_observation_has_the_least_loss(make_dreamer, make_params, make_
   def losses(params, observation):
     before, first = numbers.read(observation), jnp.arange(NUM_STEPS) == 0
     latent = rssm.Latent(*states, before)
-    statistics = params[modules.STATISTICS]
+    statistics = params[modules.NUMBERS]
 
     def loss(observation):
       outputs, decoded = model.rssm.decoder(params, latent, previous)
@@ -243,14 +243,14 @@ def test_decoded_observation_has_the_least_loss(make_dreamer, make_params, make_
     return loss(likeliest), loss(other)
 
   observation = jax.tree.map(lambda x: x[:, 0], make_sequence(dreamer).observation)
-  least, other = jax.device_get(losses(make_params(dreamer)['world_model'], observation))
+  least, other = jax.device_get(losses(modules.world(make_params(dreamer)), observation))
   assert (other > least + 1e-3).all()
 
 
 def test_imagination_carries_numbers_sampled_from_what_is_decoded(make_dreamer, make_params):
   dreamer = make_dreamer('masked')
-  model, params = dreamer.model, make_params(dreamer)['world_model']
-  sizes, statistics = model.networks.numbers, params[modules.STATISTICS]
+  model, params = dreamer.model, modules.world(make_params(dreamer))
+  sizes, statistics = model.networks.numbers, params[modules.NUMBERS]
 
   @jax.jit
   def imagine(params, numbers):

@@ -163,7 +163,7 @@ def imagined(make_dreamer, dreamer, policy, all_params, make_sequence, judge):
   """Imagination from all steps of the streams of conftest."""
   keys = jax.random.split(jax.random.key(5), 3)
   sequence, model = make_sequence(dreamer), make_dreamer('masked').model
-  posterior = judge(model, all_params['world_model'], keys, sequence).posterior
+  posterior = judge(model, modules.world(all_params), keys, sequence).posterior
 
   @jax.jit
   def imagine(params, posterior, last):

@@ -9,7 +9,7 @@ import pytest
 from small_dreamer import read_of, starts_of
 
 from hephaestus.agents.dreamer import actor_critic as ac
-from hephaestus.agents.dreamer import dream, rssm
+from hephaestus.agents.dreamer import dream, modules, rssm
 from hephaestus.agents.dreamer import novelty as novelty_lib
 
 HORIZON_MAX, NUM_MEMBERS = 6, 3
@@ -60,7 +60,7 @@ def last(sequence):
 
 @pytest.fixture(scope='module')
 def posterior(dreamer, params, sequence, judge):
-  return judge(dreamer.model, params['world_model'], KEYS, sequence).posterior
+  return judge(dreamer.model, modules.world(params), KEYS, sequence).posterior
 
 
 information_gain = jax.jit(
@@ -95,7 +95,7 @@ def imagined(rollout, params, slow_critic, start):
 @pytest.fixture(scope='module')
 def latents(params, imagined):
   """Latents of the start and the three steps after it; numbers are read from the features."""
-  statistics = params['world_model']['statistics']
+  statistics = params['statistics']['world_model']['numbers']
   scale = np.sqrt(statistics['square'] - statistics['mean'] ** 2) + 1e-4
   found = [imagined.start.latent]
   for t in range(1, 4):
@@ -213,7 +213,7 @@ def test_imagined_step_follows_from_the_previous_step_and_its_action(
     features = model.rssm.features(params, after, imagined.previous)
     return imagined.latent.deterministic, model.novelty(imagined), features
 
-  step = functools.partial(next_step, params['world_model'])
+  step = functools.partial(next_step, modules.world(params))
   for t in range(3):
     deterministic, novelty, features = step(latents[t], imagined.choice[t], latents[t + 1])
     np.testing.assert_allclose(deterministic, latents[t + 1].deterministic, rtol=1e-4, atol=1e-5)
@@ -234,9 +234,9 @@ def test_predictions_belong_to_their_step(dreamer, params, slow_critic, imagined
   def predict(params):
     context = policy.context.pool(params['actor_critic'], imagined.read)
     return (
-      model.reward(params['world_model'], features).mean(),
-      model.discount(params['world_model'], features),
-      model.action_mask(params['world_model'], features),
+      model.reward(modules.world(params), features).mean(),
+      model.discount(modules.world(params), features),
+      model.action_mask(modules.world(params), features),
       *(
         {name: value.mean() for name, value in policy.values(of, features, context).items()}
         for of in (params['actor_critic'], slow_critic)
@@ -344,7 +344,7 @@ def test_bfloat16_dreams_have_float32_rewards_values_and_novelty(
   params, sequence = make_params(dreamer), make_sequence(dreamer)
 
   def imagine(params, sequence):
-    posterior = dreamer.model.rssm.infer(params['world_model'], KEYS, sequence)
+    posterior = dreamer.model.rssm.infer(modules.world(params), KEYS, sequence)
     novelty = novelty_lib.novelty_of('information_gain', posterior.priors.moments())
     last, policy = sequence.step_type == 2, dreamer.actor_critic
     start = starts_of(policy, {}, posterior, last, novelty, DREAM_KEYS, num_steps=1)

@@ -13,7 +13,7 @@ from dm_env import specs
 
 from hephaestus.agents.cognition import config as cognition_config
 from hephaestus.agents.cognition import empowerment, registry
-from hephaestus.agents.dreamer import rssm
+from hephaestus.agents.dreamer import modules, rssm
 
 SIDE = 5
 ALL = [True] * 5
@@ -67,7 +67,8 @@ def train():
   @jax.jit
   def train(updates, reach, legal):
     measured = empowerment.Empowerment(Grid(dreamer.model.networks, reach))
-    whole = dreamer.model.init(jax.random.key(0))
+    params, statistics = dreamer.model.init(jax.random.key(0))
+    whole = params | statistics
 
     def update(i, carry):
       params, opt_state = carry
@@ -125,7 +126,7 @@ def test_illegal_actions_do_not_count(train):
 def test_world_model_learns_nothing_for_it(make_dreamer, make_params, make_sequence, judge):
   """No other network nor a latent gets a gradient; a state that gave the action away would be rewarded."""
   dreamer = make_dreamer('masked', empowerment_scale=1.0)
-  params, sequence = make_params(dreamer)['world_model'], make_sequence(dreamer)
+  params, sequence = modules.world(make_params(dreamer)), make_sequence(dreamer)
   reward = dreamer.model.rewards[empowerment.NAME]
   without = make_dreamer('masked').model
   own = (empowerment.INVERSE, empowerment.HEAD)
@@ -149,7 +150,7 @@ def test_world_model_learns_nothing_for_it(make_dreamer, make_params, make_seque
 
 def test_reward_is_a_share_of_the_largest(make_dreamer, make_params):
   dreamer = make_dreamer('masked', empowerment_scale=1.0)
-  params = make_params(dreamer)['world_model']
+  params = modules.world(make_params(dreamer))
   output = params[empowerment.HEAD]['rest']['Dense_0']
   output['kernel'][:], output['bias'][:] = 0, np.log(4)
   features = jax.tree.map(jnp.ones_like, dreamer.model.networks.empty_features(7))

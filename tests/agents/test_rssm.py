@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import flatten_util
 
-from hephaestus.agents.dreamer import rssm
+from hephaestus.agents.dreamer import modules, rssm
 
 TOLERANCE = 1e-5
 """A share of the largest number of an array; float32 sums in another order."""
@@ -51,7 +51,7 @@ def test_observed_steps_are_those_that_are_inferred(
       flat, _ = flatten_util.ravel_pytree(steps._replace(first=()))
       return jnp.cos(jnp.arange(len(flat))) @ flat, steps
 
-    return jax.device_get(jax.jit(jax.grad(loss, has_aux=True))(params['world_model'], sequence))
+    return jax.device_get(jax.jit(jax.grad(loss, has_aux=True))(modules.world(params), sequence))
 
   def compare(found, expected):
     assert found.shape == expected.shape

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from hephaestus.agents.cognition import slots as slots_lib
-from hephaestus.agents.dreamer import comparison
+from hephaestus.agents.dreamer import comparison, modules
 
 S, D = 3, 4
 ON = {'slots': S, 'slot_size': D}
@@ -136,7 +136,7 @@ def replayed(dreamer, make_params, make_sequence):
     grads = [jax.grad(loss)(world, sequence)['slots'] for loss in (reward, whole)]
     return split(slots), split(imagined), grads, steps.features.numbers
 
-  return lambda changed=sequence: jax.device_get(run(params['world_model'], changed))
+  return lambda changed=sequence: jax.device_get(run(modules.world(params), changed))
 
 
 def test_slots_share_tokens_and_average_over_them():
@@ -208,7 +208,7 @@ def test_each_member_imagines_an_image_of_its_own(dreamer, make_params, make_obs
     key, action = jax.random.key(0), jnp.int32(1)
     belief, seen = steer.observe(params, key, steer.initial(), action, observation, True)
     belief, dreamt = steer.imagine(params, key, belief, action, jnp.int32(0), sampled=True)
-    return seen, dreamt, model.rssm.paint(params['world_model'], belief.latent)[1]
+    return seen, dreamt, model.rssm.paint(modules.world(params), belief.latent)[1]
 
   model = dreamer.model
   seen, dreamt, masks = jax.device_get(steps(params, observation))

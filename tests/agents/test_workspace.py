@@ -17,7 +17,7 @@ from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.cognition import config as cognition_config
 from hephaestus.agents.cognition import registry, workspace
 from hephaestus.agents.dreamer import actor_critic as ac
-from hephaestus.agents.dreamer import dream, rssm
+from hephaestus.agents.dreamer import dream, modules, rssm
 from hephaestus.agents.dreamer import novelty as novelty_lib
 from hephaestus.agents.dreamer import numbers as numbers_lib
 
@@ -81,7 +81,7 @@ def make_features(made):
     recalled = recalled if networks.recalled_size else None
     numbers = networks.numbers.read(observation)
     latent = rssm.Latent(deterministic, stochastic, numbers, recalled)
-    return made.model.rssm.features({'statistics': statistics}, latent, previous)
+    return made.model.rssm.features({'numbers': statistics}, latent, previous)
 
   def draw(statistics, rng, observation):
     axes = observation[errands.NAMES[0]].shape[:-1]
@@ -94,7 +94,7 @@ def make_features(made):
 def features_of(made, params, seed, *axes):
   """Features [..., ...] of random states of errands."""
   observation, *_ = observations_of(seed, *axes)
-  statistics = params['world_model']['statistics']
+  statistics = params['statistics']['world_model']['numbers']
   return features_from(made)(statistics, np.random.default_rng(seed), observation)
 
 
@@ -267,7 +267,7 @@ def learned(params):
   """
   dreamer = make(memory_size=0, novelty_scale=0.0)
   policy, module = dreamer.actor_critic, dreamer.actor_critic.context
-  statistics = params['world_model']['statistics']
+  statistics = params['statistics']['world_model']['numbers']
   optimizer = optax.adam(1e-2)
 
   def random_steps(seed, *axes):
@@ -336,7 +336,7 @@ def learn_from(params):
   """
   dreamer = make(memory_size=0, workspace_score='gain')
   policy, module = dreamer.actor_critic, dreamer.actor_critic.context
-  statistics, optimizer = params['world_model']['statistics'], optax.scale_by_adam()
+  statistics, optimizer = params['statistics']['world_model']['numbers'], optax.scale_by_adam()
   count, num_updates = errands.NUM_BUTTONS, 600
 
   def random_steps(error_of, seed, *axes):
@@ -525,8 +525,8 @@ def test_imagination_opens_and_counts(make_params):
     stochastic = jnp.zeros((2, 3, networks.latent_size))
     latent = rssm.Latent(deterministic, stochastic, numbers, features.recalled)
     previous = jnp.zeros((2, 3, networks.previous_size))
-    priors = model.rssm.prior(params['world_model'], deterministic, previous, first)
-    features = model.rssm.features(params['world_model'], latent, previous)
+    priors = model.rssm.prior(modules.world(params), deterministic, previous, first)
+    features = model.rssm.features(modules.world(params), latent, previous)
     posterior = rssm.Step(latent, features, previous, None, priors, first)
     novelty = novelty_lib.novelty_of('information_gain', priors.moments())
     keys = jax.random.split(jax.random.key(1), 3)

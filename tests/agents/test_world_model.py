@@ -35,12 +35,12 @@ def model(dreamer):
 
 @pytest.fixture(scope='module')
 def params(dreamer, make_params):
-  return make_params(dreamer)['world_model']
+  return modules.world(make_params(dreamer))
 
 
 @pytest.fixture(scope='module')
 def fresh(fresh_params):
-  return fresh_params()['world_model']
+  return modules.world(fresh_params())
 
 
 @pytest.fixture(scope='module')
@@ -80,7 +80,7 @@ def belief(posterior):
 
 
 def trained(params):
-  untrained = ('statistics', 'average_change')
+  untrained = ('numbers', 'average_change')
   return {name: params[name] for name in params if name not in untrained}
 
 
@@ -118,8 +118,7 @@ def test_parameters_are_float32_and_only_members_are_stacked(dreamer, param_shap
   params = param_shapes(dreamer)['world_model']
   assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype('float32')}
   assert sorted(params) == [
-    'average_change', 'change', 'continue', 'decoder', 'encoder', 'mask', 'posterior', 'prior',
-    'recurrence', 'reward', 'statistics',
+    'change', 'continue', 'decoder', 'encoder', 'mask', 'posterior', 'prior', 'recurrence', 'reward',
   ]  # fmt: skip
   assert params['posterior']['kernel'].shape == (8 + 16, 16)
   for name in ('prior', 'change'):
@@ -240,7 +239,7 @@ def test_every_layer_has_a_gradient_when_heads_are_not_zero(sequence, judged):
   grads = judged(sequence).grads
   for path, leaf in jax.tree_util.tree_leaves_with_path(trained(grads)):
     assert np.abs(leaf).max() > 0, jax.tree_util.keystr(path)
-  assert size(grads['statistics']) == size(grads['average_change']) == 0
+  assert size(grads['numbers']) == size(grads['average_change']) == 0
 
 
 def test_member_has_no_gradient_from_sequences_outside_its_bootstrap(sequence, judged):
@@ -327,7 +326,7 @@ def reconstruct(model, params, sequence, judge):
     decoder = jax.tree.map(np.zeros_like, params['decoder'])
     outputs = np.concatenate([[gate] * 4, np.ravel(levels), [change]])
     decoder['Dense_1']['bias'] = np.asarray(outputs, np.float32)
-    changed = params | {'decoder': decoder, 'statistics': params['statistics'] | statistics}
+    changed = params | {'decoder': decoder, 'numbers': params['numbers'] | statistics}
     return float(judge(model, changed, KEYS, sequence).metrics['reconstruction'])
 
   return run
@@ -374,7 +373,7 @@ def test_predicted_changes_train_nothing_but_themselves(params, sequence, judged
 def test_change_of_a_first_step_is_neither_learned_nor_counted(model, params, sequence, judge):
   """No transition leads to it: whatever it shows, loss and moments stay."""
   fresh = jax.device_get(model.networks.numbers.initial_statistics())
-  params = params | {'statistics': fresh}
+  params = params | {'numbers': fresh}
   unrelated = sequence._replace(step_type=np.zeros_like(sequence.step_type))
   found = judge(model, params, KEYS, unrelated)
   assert found.metrics['change'] == 0
@@ -394,8 +393,8 @@ def test_observation_that_never_changes_has_a_finite_loss_of_changes(
     ),
   )
   unchanged = np.zeros(numbers_lib.NUM_PROJECTIONS, np.float32)
-  still = params['statistics'] | {'change': unchanged}
-  found = judge(model, params | {'statistics': still}, KEYS, constant, only_change=True)
+  still = params['numbers'] | {'change': unchanged}
+  found = judge(model, params | {'numbers': still}, KEYS, constant, only_change=True)
   assert np.isfinite(found.metrics['change']) and (found.moments['change'] == 0).all()
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found.grads))
 
@@ -426,7 +425,7 @@ def test_mask_head_learns_the_mask_of_its_step(sequence, judged):
 def pictures(make_dreamer, make_params, make_sequence, judge):
   """(model, params, sequence, (params, sequence) -> Judged) for an environment with images."""
   dreamer = make_dreamer('pictures')
-  params = make_params(dreamer)['world_model']
+  params = modules.world(make_params(dreamer))
   step = lambda params, sequence: judge(dreamer.model, params, KEYS, sequence)
   return dreamer.model, params, make_sequence(dreamer), step
 
@@ -461,13 +460,13 @@ def test_loss_of_an_image_sums_over_its_numbers(pictures):
 def frames(make_dreamer, make_params, make_sequence, judge):
   """(params, keys -> Judged) of only images, with Gaussian latents in bfloat16."""
   dreamer = make_dreamer('frames', latent='gaussian', compute_dtype='bfloat16')
-  params, sequence = make_params(dreamer)['world_model'], make_sequence(dreamer)
+  params, sequence = modules.world(make_params(dreamer)), make_sequence(dreamer)
   return params, lambda keys: judge(dreamer.model, params, keys, sequence)
 
 
 def test_environment_of_only_images_has_no_numbers_to_carry(frames):
   params, judged = frames
-  assert not {'encoder', 'decoder'} & set(params) and set(params['statistics']) == {'count'}
+  assert not {'encoder', 'decoder'} & set(params) and set(params['numbers']) == {'count'}
   posterior = judged(KEYS).posterior
   assert posterior.latent.numbers.shape == (6, 3, 0)
   features = np.concatenate([posterior.features.state, posterior.features.transition], axis=-1)
@@ -524,7 +523,7 @@ def test_bfloat16_latents_have_float32_losses_and_gradients(
   make_dreamer, make_params, make_sequence
 ):
   dreamer = make_dreamer('masked', compute_dtype='bfloat16')
-  model, params = dreamer.model, make_params(dreamer)['world_model']
+  model, params = dreamer.model, modules.world(make_params(dreamer))
   sequence = make_sequence(dreamer)
   gradient = jax.value_and_grad(model.loss, has_aux=True)
   (loss, aux), grads = jax.eval_shape(gradient, params, KEYS, sequence)
@@ -601,7 +600,8 @@ def test_moments_equal_each_members_prior(model, params, sequence, judged):
 
 
 def test_novelty_reads_a_moving_average_of_the_networks_of_changes(model, params, sequence, judged):
-  followed = jax.jit(model.averages)(params, judged(sequence).moments)
+  statistics = {name: params[name] for name in ('numbers', 'average_change')}
+  followed = jax.jit(model.averages)(params, statistics, judged(sequence).moments)
   expected = jax.tree.map(
     lambda old, new: 0.98 * old + 0.02 * new, params['average_change'], params['change']
   )
@@ -626,15 +626,11 @@ def test_loss_gives_the_moments_that_statistics_follow(model, params, sequence, 
   np.testing.assert_allclose(moments['mean'], [purse.mean()], rtol=1e-5)
   np.testing.assert_allclose(moments['square'], [np.square(purse).mean()], rtol=1e-5)
   assert 0 < moments['error'][0] <= 1
-  fresh = params | {'statistics': model.networks.numbers.initial_statistics()}
-
-  @jax.jit
-  def follow(moments):
-    followed = model.averages(fresh, moments)
-    assert all(followed[name] is params[name] for name in trained(params))
-    return followed['statistics']
-
-  followed = follow(moments)
+  fresh = {
+    'numbers': model.networks.numbers.initial_statistics(),
+    'average_change': params['average_change'],
+  }
+  followed = jax.jit(model.averages)(params, fresh, moments)['numbers']
   for name, expected in {**moments, 'count': 1}.items():
     np.testing.assert_allclose(followed[name], expected, rtol=1e-5)
 
@@ -653,7 +649,7 @@ def test_features_hold_memory_inputs_of_the_numbers_and_of_the_transition(make_d
   def features(observation):
     numbers = model.networks.numbers.read(observation)
     latent = rssm.Latent(deterministic, stochastic, numbers)
-    return model.rssm.features({'statistics': statistics}, latent, previous)
+    return model.rssm.features({'numbers': statistics}, latent, previous)
 
   found = jax.device_get(features(observation))
   assert [part.shape for part in found] == [

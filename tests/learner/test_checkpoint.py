@@ -56,7 +56,7 @@ def test_newest_checkpoint_is_restored_with_its_key(tmp_path):
 
 def test_checkpoint_in_files_of_an_older_version_is_refused_and_stays(tmp_path):
   (tmp_path / '5' / 'digest').mkdir(parents=True)
-  with pytest.raises(ValueError, match=r'older version of hephaestus \(format below 5; now 6\)'):
+  with pytest.raises(ValueError, match=r'older version of hephaestus \(format below 5; now 7\)'):
     checkpoint.Checkpointer(tmp_path).restore(like())
   assert (tmp_path / '5' / 'digest').exists()
 
@@ -146,7 +146,7 @@ def test_other_arrays_of_an_older_version_are_refused_by_its_number(tmp_path, mo
   save(tmp_path, 1)
   monkeypatch.setattr(checkpoint, 'VERSION', checkpoint.VERSION + 1)
   wider = {**like(), 'params': {'kernel': jnp.zeros((5, 3)), 'count': jnp.int32(0)}}
-  with pytest.raises(ValueError, match=r'an older version of hephaestus \(format 6; now 7\)'):
+  with pytest.raises(ValueError, match=r'an older version of hephaestus \(format 7; now 8\)'):
     checkpoint.Checkpointer(tmp_path).restore(wider)
 
 

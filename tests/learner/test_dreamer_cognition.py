@@ -12,6 +12,7 @@ import scaling
 from small_dreamer import BATCH, COGNITION, NUM_STEPS, RATES, make_batch, make_dreamer, read_of
 from trainer import Trainer
 
+from hephaestus.agents import agent as agent_lib
 from hephaestus.agents.cognition import competence
 from hephaestus.agents.cognition import memory as memory_lib
 from hephaestus.agents.dreamer import dream, modules, rssm
@@ -49,7 +50,7 @@ def test_devices_stay_bitwise_equal_and_follow_all_batches(dreamer, eight_device
     jax.tree.map(np.testing.assert_array_equal, first, eight_devices.arrays(device))
   real = np.concatenate([batch.observation['real'].reshape(-1, 2) for batch in batches])
   symlog = np.sign(real) * np.log1p(np.abs(real))
-  found = first.params['world_model'][modules.STATISTICS]
+  found = first.statistics['world_model'][modules.NUMBERS]
   assert found['count'] == 3
   np.testing.assert_allclose(found['mean'], symlog.mean(0), rtol=1e-4)
   np.testing.assert_allclose(found['square'], np.square(symlog).mean(0), rtol=1e-4)
@@ -61,8 +62,7 @@ def test_devices_exchange_gradients_returns_and_written_entries(dreamer, eight_d
   program = scaling.read_program(eight_devices.text(), 8)
   params = eight_devices.arrays().params
   num_bytes = lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree))
-  world = {name: x for name, x in params['world_model'].items() if name not in modules.AVERAGES}
-  trained = num_bytes((world, params['actor_critic']))
+  trained = num_bytes(params)
   # Moments of numbers, numbers that metrics are means of, which entries of the memory are renewed, and
   # steps and novelty of each region.
   assert 0 < program.reduced - trained <= 4 * 170 + 4 * SIZE + 8 * 2**competence.BITS
@@ -86,11 +86,11 @@ def test_reward_of_competence_is_read_before_its_own_visit(dreamer, eight_device
 
 def test_imagined_steps_have_the_progress_of_their_region(dreamer, eight_devices):
   state = eight_devices.begin().state
-  table = state.params['world_model'][modules.OF_REWARDS][competence.NAME]
+  table = state.statistics['world_model'][modules.OF_REWARDS][competence.NAME]
   assert eight_devices.step(make_batch(dreamer))['actor_critic/competence_advantage'] == 0
   eight_devices.begin()
   random = np.random.default_rng(0).uniform(size=table['slow'].shape[1:]).astype(np.float32)
-  table = eight_devices.state.params['world_model'][modules.OF_REWARDS][competence.NAME]
+  table = eight_devices.state.statistics['world_model'][modules.OF_REWARDS][competence.NAME]
   random = np.broadcast_to(random, table['slow'].shape)  # the same on each device
   table['slow'] = jax.device_put(random, table['slow'].sharding)
   assert eight_devices.step(make_batch(dreamer))['actor_critic/competence_advantage'] > 0
@@ -110,7 +110,7 @@ def test_update_writes_what_later_versions_recall(dreamer, eight_devices):
   # 8 of its 48 steps are remembered, and no step of a sequence that knows it by now is written again.
   assert newer['memory/evidence'] >= 0.9 * 8 / 48
   assert newer['memory/age'] > 0
-  ring = eight_devices.arrays().params['memory']
+  ring = eight_devices.arrays().statistics['memory']
   keys = ring['key'][ring['written'] > 0]
   similar = keys @ keys.T > 1 - 1e-5
   assert len(keys) == 24 and similar.sum() == len(keys)
@@ -130,10 +130,11 @@ def test_dream_begins_as_its_entry_was_stored():
   made, count = make_dreamer(memory_size=SIZE, memory_dream_share=1.0), 5
   model, random = made.model, np.random.default_rng(0)
   params = jax.device_get(jax.jit(made.agent.init_params)(jax.random.key(0)))
-  ring = jax.tree.map(lambda x: random.normal(size=x.shape).astype(x.dtype), params['memory'])
+  normal = lambda x: random.normal(size=x.shape).astype(x.dtype)
+  ring = jax.tree.map(normal, params['statistics']['memory'])
   ring['key'] /= np.linalg.norm(ring['key'], axis=-1, keepdims=True)
   ring['written'], ring['stored'] = np.full((2, SIZE), 1, np.int32)
-  params['memory'] = ring
+  params['statistics']['memory'] = ring
 
   @jax.jit
   def remembered(params, key):
@@ -162,10 +163,7 @@ def test_optimizer_has_no_part_of_the_memory(dreamer, eight_devices):
   count = lambda tree: sum(x.size for x in jax.tree.leaves(tree))
   state = eight_devices.begin().arrays()
   moments = count(state.model_opt_state) + count(state.policy_opt_state)
-  world = {
-    name: x for name, x in state.params['world_model'].items() if name not in modules.AVERAGES
-  }
-  trained = count((world, state.params['actor_critic']))
+  trained = count(state.params)
   assert 2 * trained <= moments < 2 * trained + 20
 
 
@@ -187,8 +185,8 @@ def explained(dreamer, params, observation):
     params, sequence.observation, jnp.broadcast_to(batch.version, sequence.reward.shape)
   )
   keys = jax.random.split(jax.random.key(1), BATCH)
-  posterior = dreamer.model.rssm.infer(params['world_model'], keys, sequence, recalled)
-  reward = dreamer.model.reward(params['world_model'], posterior.features).mean()
+  posterior = dreamer.model.rssm.infer(modules.world(params), keys, sequence, recalled)
+  reward = dreamer.model.reward(modules.world(params), posterior.features).mean()
   return decision.extras, reward
 
 
@@ -197,8 +195,10 @@ def test_zeroing_the_memory_changes_trained_rewards(dreamer, eight_devices):
   eight_devices.begin()
   for update in range(12):
     eight_devices.step(batch_of(dreamer, update))
-  params = eight_devices.arrays().params
-  without = params | {'memory': jax.tree.map(np.zeros_like, params['memory'])}
+  state = eight_devices.arrays()
+  params = agent_lib.all_params(state)
+  empty = {'memory': jax.tree.map(np.zeros_like, state.statistics['memory'])}
+  without = params | {'statistics': state.statistics | empty}
   observation = batch_of(dreamer, 0).observation
   explain = jax.jit(lambda params, observation: explained(dreamer, params, observation))
   (extras, reward), (empty, reward_without) = jax.device_get(
@@ -218,7 +218,7 @@ def test_zeroing_the_memory_changes_trained_rewards(dreamer, eight_devices):
 
 def test_imagination_carries_what_the_start_recalled(dreamer, eight_devices):
   """An imagined step has the reward of the previous action, whose step recalled it."""
-  params = eight_devices.begin().arrays().params['world_model']
+  params = modules.world(agent_lib.all_params(eight_devices.begin().arrays()))
   model = dreamer.model.rssm
   size = model.networks.recalled_size
   recalled = np.arange(4.0 * size, dtype=np.float32).reshape(4, -1)
@@ -251,9 +251,10 @@ def test_imagination_carries_what_the_start_recalled(dreamer, eight_devices):
 def test_nothing_of_it_is_there_without_a_memory(dreamer):
   without = make_dreamer(slots=3, slot_size=4)
   shapes = lambda made: jax.eval_shape(made.agent.init_params, jax.random.key(0))
-  assert set(shapes(without)) == {'world_model', 'actor_critic', 'exploring'}
-  assert set(shapes(dreamer)) == {'world_model', 'actor_critic', 'exploring', 'memory'}
-  published = dreamer.agent.acting_params(shapes(dreamer))['memory']
+  assert set(shapes(without)) == {'world_model', 'actor_critic', 'statistics'}
+  assert set(shapes(without)['statistics']) == {'world_model', 'exploring'}
+  assert set(shapes(dreamer)['statistics']) == {'world_model', 'exploring', 'memory'}
+  published = dreamer.agent.acting_params(shapes(dreamer))['statistics']['memory']
   assert set(published) == set(memory_lib.ACTED)
   stored = [
     jax.tree.map(lambda x: (x.shape, x.dtype), made.agent.stored_state(state))

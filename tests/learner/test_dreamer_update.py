@@ -445,5 +445,5 @@ def test_without_novelty_the_critic_has_one_head(changes):
   dreamer = make_dreamer(**changes)
   state = initial(dreamer)
   assert list(state.scales.ranges) == [TASK]
-  assert intrinsic.EXPLORING not in state.params
+  assert intrinsic.EXPLORING not in state.statistics
   assert state.slow_critic['critic']['rest']['Dense_0']['bias'].shape == (dreamer.config.num_bins,)

@@ -203,7 +203,7 @@ def test_stopped_run_resumes_bitwise(program, whole, tmp_path):
   assert resumed.run.step == stopped.run.step
   assert resumed.run.run()
   assert_equal(whole.state(), resumed.state())
-  assert (whole.state().train.params['memory']['written'] > 0).sum() > 8
+  assert (whole.state().train.statistics['memory']['written'] > 0).sum() > 8
   drop = ('time', 'steps_per_second', 'replayed_steps_per_second')
   last = lambda folder: {k: v for k, v in folder.rows()[-1].items() if k not in drop}
   assert last(whole) == pytest.approx(last(resumed), rel=1e-4, abs=1e-6)

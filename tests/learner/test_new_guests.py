@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 from small_dreamer import RATES, make_batch, make_dreamer
 
+from hephaestus.agents import agent as agent_lib
 from hephaestus.agents import networks
 from hephaestus.agents.cognition import config as cognition_config
 from hephaestus.agents.cognition import registry
@@ -106,7 +107,7 @@ def test_new_guests_have_networks_a_head_a_memory_metrics_and_a_display(make):
   assert policy_state.memory.shape == (len(now[0]), dreamer.config.deterministic_size)
   timestep = dm_env.TimeStep(now[0], None, None, now[1])
   explain = lambda params, key: agent.explain(params, key, policy_state, timestep, greedy=True)
-  acting = agent.acting_params(state.params)
+  acting = agent.acting_params(agent_lib.all_params(state))
   _, decision = jax.eval_shape(explain, acting, jax.random.key(0))
   assert decision.extras['trace'].shape == (*now[0].shape, Trace.size)
   assert decision.extras['intrinsic']['predicted change'].shape == now[0].shape

@@ -9,9 +9,11 @@ import pytest
 
 from hephaestus.actors import rollout
 from hephaestus.actors.environments.cognition import noisy_corridor
+from hephaestus.agents import agent as agent_lib
 from hephaestus.agents import experience
 from hephaestus.agents.cognition import config as cognition_config
 from hephaestus.agents.cognition import registry
+from hephaestus.agents.dreamer import modules
 from hephaestus.agents.dreamer import novelty as novelty_lib
 from hephaestus.learner import config as learner_config
 from hephaestus.learner import devices, dreamer_update
@@ -61,7 +63,7 @@ class Run:
 
   @property
   def params(self):
-    return jax.tree.map(lambda x: x[0], self._state.params)
+    return jax.tree.map(lambda x: x[0], agent_lib.all_params(self._state))
 
   def learn(self, num_updates):
     for _ in range(FIRST_UNROLLS):
@@ -121,7 +123,7 @@ def test_novelty_is_lower_at_noise_than_in_unvisited_cells(pixels, seed):
     return novelty_lib.novelty_of('information_gain', posterior.priors.moments()).T
 
   keys = jax.random.split(jax.random.key(seed), len(walks.identity))
-  novelty = np.asarray(novelty_of(run.params['world_model'], keys, walks))[:, 1:]
+  novelty = np.asarray(novelty_of(modules.world(run.params), keys, walks))[:, 1:]
   place, shut = places(walks), SHUT.open_cells
   before, after = place[:, :-1], place[:, 1:]
   within = np.asarray(walks.step_type)[:, 1:] != dm_env.StepType.FIRST

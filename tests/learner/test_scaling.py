@@ -23,10 +23,9 @@ def test_devices_exchange_their_gradients_and_metrics(config):
   program = scaling.read_program(lowered.as_text(dialect='hlo'), 2)  # compiling takes long
   params = jax.eval_shape(parts_lib.make_parts(config).agent.init_params, jax.random.key(0))
   num_bytes = lambda tree: sum(4 * leaf.size for leaf in jax.tree.leaves(tree))
-  moments = dict(params['world_model'][modules.STATISTICS])
+  moments = dict(params['statistics']['world_model'][modules.NUMBERS])
   del moments['count']
-  world = {name: x for name, x in params['world_model'].items() if name not in modules.AVERAGES}
-  rest = program.reduced - num_bytes((world, params['actor_critic'], moments))
+  rest = program.reduced - num_bytes((params['world_model'], params['actor_critic'], moments))
   assert 0 < rest <= 4 * 96  # numbers that metrics are means of
   # Devices gather one return of each start, whose percentiles scale the advantages on all of them.
   assert program.gathered == 4 * config.batch_size * config.agent.starts_per_sequence

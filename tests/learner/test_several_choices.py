@@ -12,6 +12,7 @@ from small_dreamer import random_features, read_of
 
 from hephaestus.actors import episodes, rollout
 from hephaestus.actors.environments import environment
+from hephaestus.agents import agent as agent_lib
 from hephaestus.agents import experience, masked_ppo
 from hephaestus.agents.cognition import config as cognition_config
 from hephaestus.agents.cognition import registry
@@ -95,7 +96,7 @@ def test_ppo_samples_legal_choices_and_learns_from_them(world):
   )
   learner = ppo_update.make_update(made, rates, scale, max_environment_steps=None)
   state = jax.jit(learner.init)(jax.random.key(0))
-  sequence = unrolled(world, made, state.params)
+  sequence = unrolled(world, made, agent_lib.all_params(state))
   assert_legal(sequence)
   one = jax.tree.map(lambda x: x[None], (state, sequence))
   update = jax.pmap(learner.update, axis_name=devices_lib.DEVICES, devices=jax.local_devices()[:1])
@@ -110,7 +111,7 @@ def test_dreamer_samples_legal_choices_and_its_actor_learns_from_them(world):
   made = make_dreamer(world)
   learner = dreamer_update.make_update(made, learner_config.LearnerConfig(batch_size=NUM_WORLDS))
   state = jax.jit(learner.init)(jax.random.key(0))
-  sequence = unrolled(world, made, state.params)
+  sequence = unrolled(world, made, agent_lib.all_params(state))
   assert_legal(sequence)
   one = jax.tree.map(lambda x: x[None], (state, sequence))
   after, metrics = jax.eval_shape(jax.vmap(learner.update, axis_name=devices_lib.DEVICES), *one)

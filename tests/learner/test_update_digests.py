@@ -75,13 +75,14 @@ def digests(dreamer):
     trainer.step(batch_of(dreamer, seed))
   after = trainer.arrays()
   pairs = {'slow_critic': (before.slow_critic, after.slow_critic)}
-  for part, params in before.params.items():
-    names = params if isinstance(params, dict) else [None]
-    for name in names:
-      pick = lambda tree, part=part, name=name: tree[part] if name is None else tree[part][name]
-      pairs[f'{part}/{name}' if name else part] = pick(before.params), pick(after.params)
+  for kind in ('params', 'statistics'):
+    trees = getattr(before, kind), getattr(after, kind)
+    for part, of_part in trees[0].items():
+      for name in of_part if isinstance(of_part, dict) else [None]:
+        pick = lambda tree, part=part, name=name: tree[part] if name is None else tree[part][name]
+        pairs[f'{part}/{name}' if name else part] = pick(trees[0]), pick(trees[1])
   trained = {
-    'world_model': (dreamer_update._trained(before.params['world_model']), after.model_opt_state),
+    'world_model': (before.params['world_model'], after.model_opt_state),
     'actor_critic': (before.params['actor_critic'], after.policy_opt_state),
   }
   for part, (params, state) in trained.items():

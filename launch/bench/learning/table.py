@@ -29,7 +29,8 @@ def markdown(rows: Sequence[Row]) -> str:
 
   Rows of results, see `runs.read_rows`, of another step budget than the suite's are left out.
   """
-  lines, of_runs = [HEADINGS], [RUN_HEADINGS]
+  lines: list[Sequence[str]] = [HEADINGS]
+  of_runs: list[Sequence[str]] = [RUN_HEADINGS]
   for task, groups in _grouped(rows):
     for (agent, label), group in groups.items():
       name = agent if label == 'default' else f'{agent}, {label}'

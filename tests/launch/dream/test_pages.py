@@ -14,6 +14,7 @@ from PIL import Image
 from playwright import sync_api
 
 from hephaestus.actors import environments, videos
+from hephaestus.agents.dreamer import modules
 from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
 from hephaestus.launch.dream import pages
@@ -209,7 +210,7 @@ def test_masks_of_the_slots_of_each_step_tint_both_pictures(serve, browser):
   for name in ('difference', 'heat'):
     shown.page.uncheck(f'#show-{name}')
   (session,) = served.sessions._open.values()
-  model, world = session._programs._steering.dreamer.model, session._programs.params['world_model']
+  model, world = session._programs._steering.dreamer.model, modules.world(session._programs.params)
   paint = jax.jit(lambda latent: model.rssm.paint(world, latent)[1][0])
   start, touching, beyond = session.nodes
   assert touching.real.timestep.last()  # the last real picture stays

@@ -266,11 +266,14 @@ def test_real_steps_show_what_the_episodic_memory_recalls(begin, monkeypatch):
   programs = begin('oasis')._programs
   memory = programs._steering.dreamer.model.networks.memory
   first = begin('oasis').nodes[0].real.timestep.observation
-  ring = dict(programs.params['memory'])
+  statistics = programs.params['statistics']
+  ring = dict(statistics['memory'])
   ring['key'] = ring['key'].at[3].set(memory.key(first))
   ring['action'] = ring['action'].at[3, 2].set(1)
   ring['return_'], ring['written'] = ring['return_'].at[3].set(2.5), ring['written'].at[3].set(1)
-  monkeypatch.setattr(programs, 'params', programs.params | {'memory': ring})
+  monkeypatch.setattr(
+    programs, 'params', programs.params | {'statistics': statistics | {'memory': ring}}
+  )
   session = begin('oasis')
   recalled = session.show(0)['real']['recalled']
   assert recalled['evidence'] == pytest.approx([0, 0, 1, 0, 0], abs=1e-3)

@@ -22,6 +22,7 @@ import tiny
 import hephaestus
 from hephaestus.actors import videos
 from hephaestus.actors.environments import catch
+from hephaestus.agents import agent as agent_lib
 from hephaestus.launch import config, main
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import history
@@ -177,7 +178,9 @@ def test_run_begins_with_the_agent_of_another(finished, tmp_path, capsys):
   third = tmp_path / 'third'
   folder_lib.open_run(third, made)
   origin.begin(origin.load(str(folder), made), made, third, None)
-  jax.tree.map(np.testing.assert_array_equal, old.params, hephaestus.load(third).all_params)
+  jax.tree.map(
+    np.testing.assert_array_equal, agent_lib.all_params(old), hephaestus.load(third).all_params
+  )
 
   def refusal(*arguments):
     assert run('train', *arguments) == 2
