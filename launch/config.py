@@ -101,8 +101,8 @@ class ExperimentConfig:
         raise ValueError(f'{key}={value}: must be a number')
       if isinstance(value, int) and abs(value) > LARGEST:  # of which float or JAX may fail
         raise ValueError(f'{key}={str(value)[:24]}...: must be at most {LARGEST}')
-    if self.seed < 0:
-      raise ValueError(f'seed={self.seed}: must be at least 0')
+    if not 0 <= self.seed < 2**32:  # JAX's keys would be those of the lower 32 bits
+      raise ValueError(f'seed={self.seed}: must be at least 0, and below 2^32')
     if not 1 <= self.max_environment_steps <= parameters.MOST_STEPS:
       raise ValueError(
         f'max_environment_steps={self.max_environment_steps}: must be at least 1, and at most '
@@ -256,7 +256,9 @@ def override(
 
 
 def _parse(text: str) -> Any:
-  return OmegaConf.from_dotlist([f'value={text}']).value
+  """The value of a text in YAML, of which interpolations are resolved."""
+  value = OmegaConf.from_dotlist([f'value={text}']).value
+  return value.replace('${', r'\${') if isinstance(value, str) else value
 
 
 def _assign(tree: Any, key: str, value: Any) -> Any:

@@ -88,7 +88,6 @@ def run(arguments: argparse.Namespace) -> int:
   Raises:
     Exception: an error in this package, neither in the input, nor in a file, nor in the user's own code.
   """
-  sys.path.append(os.getcwd())  # finds the user's own environments, after every installed package
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   logging.getLogger('jax').setLevel(logging.WARNING)  # it logs missing accelerators
   # The launcher only starts programs; it never calls JAX in a forked copy of itself.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import re
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -67,8 +68,8 @@ class ReplayConfig:
     if self.num_shards < 1:
       _refuse('num_shards', self.num_shards, 'use at least 1')
     for stratum in self.strata:
-      if not stratum.name or stratum.name == PARAMS:
-        _refuse('strata', names, f'use any other name; {PARAMS!r} holds the parameters')
+      if not re.fullmatch(r'[\w-]{1,64}', stratum.name) or stratum.name == PARAMS:
+        _refuse('strata', names, f'name each by letters, digits, - and _, and none {PARAMS!r}')
       if stratum.max_size < 1:
         _refuse(f'strata.{stratum.name}.max_size', stratum.max_size, 'store at least 1 sequence')
       if stratum.max_size < self.num_shards:

@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -35,13 +36,19 @@ def needs_trust(name: str) -> bool:
 
 
 def check_trust(name: str, field: str) -> None:
-  """Raises UntrustedError if the name was read from a file and is not trusted, see `resolve`."""
+  """Raises UntrustedError if the name was read from a file and is not trusted, see `resolve`.
+
+  A name that may import a module puts the working directory behind all other folders of modules. Without such
+  a name it is none of them: it may be a stranger's, with a module that some package imports if there is one.
+  """
   if name in _read and name not in _trusted:
     module = name.rpartition('/')[2].partition(':')[0]
     raise UntrustedError(
       f'{_read[name]}: {field}={name!r} would import and run the module {module}; if you trust the author '
       'of this file, add --trust (in Python: trust=True)'
     )
+  if needs_trust(name) and os.getcwd() not in sys.path:
+    sys.path.append(os.getcwd())
 
 
 def resolve(

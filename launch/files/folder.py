@@ -131,24 +131,25 @@ def open_run(
       checkpoint.
 
   Raises:
-    ValueError: the folder is not writable, has other files but no config, or its run cannot resume
-      with this config; or `origin` is None and the run was stopped before its origin was saved as
-      its first checkpoint.
+    ValueError: the folder is not writable, is being trained, has other files but no config, or its run
+      cannot resume with this config; or `origin` is None and the run was stopped before its origin was
+      saved as its first checkpoint.
   """
   _make(folder)
   try:
-    if (folder / CONFIG).exists():
-      check(folder, config)
-    if origin is None and unfinished_origin(folder) is not None:
-      raise ValueError(
-        f'--run {folder}: was stopped before its first checkpoint; `hephaestus train --run {folder}` '
-        'makes it'
-      )
-    for name in ('metrics', 'logs', 'checkpoints', 'replay', 'videos', 'tensorboard'):
-      (folder / name).mkdir(exist_ok=True)
-    if origin is not None:
-      (folder / ORIGIN).write_text(f'{origin}\n')
-    launch_config.save(config, folder / CONFIG)
+    with only_one(folder):
+      if (folder / CONFIG).exists():
+        check(folder, config)
+      if origin is None and unfinished_origin(folder) is not None:
+        raise ValueError(
+          f'--run {folder}: was stopped before its first checkpoint; `hephaestus train --run {folder}` '
+          'makes it'
+        )
+      for name in ('metrics', 'logs', 'checkpoints', 'replay', 'videos', 'tensorboard'):
+        (folder / name).mkdir(exist_ok=True)
+      if origin is not None:
+        (folder / ORIGIN).write_text(f'{origin}\n')
+      launch_config.save(config, folder / CONFIG)
   except OSError as error:
     raise ValueError(f'--run {folder}: cannot be written to ({error.strerror})') from None
 

@@ -125,7 +125,8 @@ def read(target: str, num_samples: int = 0) -> Stored:
       if row['kind'] == 'started' and row.get('name') == name
     ]
     saved.append(checkpoint.saved)
-    shards[name], faults = _read(checkpoint, parts.sequence_schema, num_samples, restarts)
+    strata = [each.name for each in config.replay.strata]
+    shards[name], faults = _read(checkpoint, strata, parts.sequence_schema, num_samples, restarts)
     violations += [f'{name}, {text}' if len(here) > 1 else text for text in faults]
   rows = [row for each in shards.values() for row in each]
   # An actor writes to several shards in turn, so neighbours in a shard are not consecutive.
@@ -141,7 +142,11 @@ def read(target: str, num_samples: int = 0) -> Stored:
 
 
 def _read(
-  checkpoint: contents_lib.Contents, schema: Any, num_samples: int, restarts: list[float]
+  checkpoint: contents_lib.Contents,
+  strata: Sequence[str],
+  schema: Any,
+  num_samples: int,
+  restarts: list[float],
 ) -> tuple[list[StoredSequence], list[str]]:
   """Reads and checks the checkpoint of one shard, in one pass.
 
@@ -151,11 +156,12 @@ def _read(
   columns = columns_lib.Columns(schema)
   rows: list[StoredSequence] = []
   violations = list(checkpoint.broken)
+  for name in sorted({*strata} ^ ({*checkpoint.items} - {tables.PARAMS})):
+    fault = 'is missing' if name in strata else 'is no stratum of the run; it is not read'
+    violations.append(f'table {name!r}: {fault}')
   checked: set[tuple[int, ...]] = set()
   digests = collections.defaultdict(list)
-  for name in checkpoint.items:
-    if name == tables.PARAMS:
-      continue
+  for name in filter(checkpoint.items.__contains__, strata):
     is_sound = True
     try:
       columns.check_signature(name, checkpoint.signatures[name])

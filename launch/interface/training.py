@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import inspect
 import io
+import enum
 import json
 import os
 import pathlib
@@ -201,18 +202,42 @@ def _whole(name: str, value: Any) -> int | None:
     raise ValueError(f'{name}={error}') from None
 
 
+INTERPOLATION = r'\\${'  # as OmegaConf and a quoted text of YAML escape it
+
+
+def _plain(value: Any) -> Any:
+  """A value of NumPy, a path or an entry of an enumeration as JSON can hold it; TypeError for others."""
+  if isinstance(value, pathlib.PurePath):
+    return str(value)
+  if isinstance(value, enum.Enum):
+    return value.value
+  if hasattr(value, 'tolist'):  # scalars and arrays of NumPy and JAX
+    return value.tolist()
+  raise TypeError(type(value).__name__)
+
+
 def _assignments(overrides: Overrides) -> list[str]:
-  """Converts overrides, of which mappings may be nested, to assignments PATH=VALUE as for `--set`."""
+  """Converts overrides, of which mappings may be nested, to assignments PATH=VALUE as for `--set`.
+
+  A text in a mapping stays that text, also 'no', '007' or '${HOME}', which `--set` would read as YAML.
+
+  Raises:
+    ValueError: a value is of another kind than YAML has; names its key.
+  """
   if not isinstance(overrides, Mapping):
     return list(overrides)
   result = []
   for key, value in overrides.items():
     if isinstance(value, Mapping):
       result += [f'{key}.{entry}' for entry in _assignments(value)]
-    elif isinstance(value, str):
-      result.append(f'{key}={value}')
     else:
-      result.append(f'{key}={json.dumps(value, default=lambda x: x.item())}')
+      try:
+        text = json.dumps(value, default=_plain, ensure_ascii=False)
+      except TypeError:
+        raise ValueError(
+          f'{key}={value!r}: give a number, a text, a truth value, None, or a list of these'
+        ) from None
+      result.append(f'{key}={text.replace("${", INTERPOLATION)}')
   return result
 
 

@@ -29,8 +29,8 @@ def leave_accelerators() -> None:
 
 def check_seed(seed: int) -> None:
   """Raises ValueError for a value of --seed that JAX does not take."""
-  if not 0 <= seed < 2**63:
-    raise ValueError(f'--seed {str(seed)[:24]}: must be at least 0, and below 2^63')
+  if not 0 <= seed < 2**32:  # JAX's keys would be those of the lower 32 bits
+    raise ValueError(f'--seed {str(seed)[:24]}: must be at least 0, and below 2^32')
 
 
 def preset_config(arguments: argparse.Namespace) -> Any:

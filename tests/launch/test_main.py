@@ -64,6 +64,7 @@ def once():
     ('--set environment.name=[1]', 'environment.name=[1]'),
     ('--set seed=${seed}', 'seed=${seed}'),
     (f'--seed {"1" * 23}', 'seed='),
+    (f'--seed {2**32 + 3}', 'seed='),
     (f'--steps {"9" * 400}', 'max_environment_steps='),
     ('--preset laptop --steps 500', 'max_environment_steps=500'),
     ('--env grid_world --set environment.size=1', 'environment.size=1'),
@@ -316,11 +317,13 @@ def test_checkpoint_of_another_network_is_refused_before_anything_starts(folder,
   assert message.count('\n') == 1
 
 
-def test_folder_in_use_is_refused(folder, capsys):
+def test_folder_in_use_is_refused_and_keeps_its_config(folder, capsys):
   folder_lib.open_run(folder, presets.laptop('catch'))
+  before = (folder / 'config.yaml').read_text()
   with folder_lib.only_one(folder):
-    assert run('train', '--run', folder) == 2
+    assert run('train', '--run', folder, '--steps', 1000) == 2
   assert 'is being trained already' in capsys.readouterr().err
+  assert (folder / 'config.yaml').read_text() == before
 
 
 def test_port_in_use_is_named(folder, capsys):

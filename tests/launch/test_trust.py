@@ -58,6 +58,24 @@ def stranger(dreamer, tmp_path):
   return stranger
 
 
+def test_modules_of_the_working_directory_are_found_only_for_a_name_of_ones_own(
+  tmp_path, monkeypatch, capsys
+):
+  """Packages import optional modules, such as JAX its plugins, which a stranger's folder may hold."""
+  monkeypatch.setattr(sys, 'path', [each for each in sys.path if each not in ('', str(tmp_path))])
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'mine.py').write_text(
+    'from hephaestus.actors.environments import catch\nclass Mine(catch.Catch):\n  pass\n'
+  )
+  assert run('config', '--env', 'catch') == 0
+  assert run('inspect', '.') == 2
+  assert str(tmp_path) not in sys.path
+  assert run('config', '--env', 'mine:Mine') == 0
+  assert sys.path[-1] == str(tmp_path)
+  capsys.readouterr()
+  sys.modules.pop('mine')
+
+
 AGENT = {'agent_name': 'evil:Agent'}
 ENVIRONMENT = {'environment': {'name': 'evil:Trap'}}
 COMMANDS = {

@@ -143,6 +143,18 @@ def test_check_finds_faults_of_steps(run, sequences, capsys):
     assert 1 <= sum(words in line for line in lines) <= 2, words
 
 
+def test_table_of_another_name_is_a_fault_and_names_no_file(run, sequences, tmp_path, capsys):
+  run.write(sequences)
+  run.save()
+  path = run.folder / 'config.yaml'
+  path.write_text(path.read_text().replace('name: frontier', 'name: newest'))
+  assert inspect(run.folder, '--check', '--sample', '1', '--gif', tmp_path / 'gifs') == 1
+  printed = capsys.readouterr().out
+  assert "table 'frontier': is no stratum of the run" in printed
+  assert "table 'newest': is missing" in printed
+  assert [each.name for each in (tmp_path / 'gifs').iterdir()] == ['episodic-1.gif']
+
+
 def test_check_finds_gap_and_copy(run, sequences):
   run.write(sequences)
   run.drop_from_frontier(20)  # neither its oldest nor its newest

@@ -1,5 +1,6 @@
 """The Python interface: training, results, acting and exporting, as a user calls them."""
 
+import http
 import json
 import os
 import pathlib
@@ -126,6 +127,26 @@ def test_overrides_by_a_mapping_equal_overrides_by_the_command():
   assert config.max_minutes is None and config.learner.model_learning_rate == 1e-05
   assert [each.max_size for each in config.replay.strata] == [500]
   assert training._assignments(['seed=3']) == ['seed=3']
+
+
+@pytest.mark.parametrize(
+  ('value', 'expected'),
+  [
+    *((text, text) for text in ('no', '007', '1e3', '12:30', '', '#1', 'a: b', '${oc.env:HOME}')),
+    (pathlib.Path('maps/one'), 'maps/one'),
+    (np.arange(2), [0, 1]),
+    (http.HTTPStatus.OK, 200),
+  ],
+)
+def test_value_of_a_mapping_is_not_parsed(value, expected):
+  assignments = training._assignments({'environment.level': value})
+  config = launch_config.override(presets.laptop('catch'), assignments)
+  assert config.environment['level'] == expected
+
+
+def test_value_that_no_file_can_hold_is_refused():
+  with pytest.raises(ValueError, match='environment.level=<object'):
+    training._assignments({'environment.level': object()})
 
 
 def test_several_processes_run_as_children_of_this_one(monkeypatch, tmp_path, capfd):
