@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import re
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 from absl import logging

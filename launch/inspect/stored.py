@@ -156,9 +156,10 @@ def _read(
   columns = columns_lib.Columns(schema)
   rows: list[StoredSequence] = []
   violations = list(checkpoint.broken)
-  for name in sorted({*strata} ^ ({*checkpoint.items} - {tables.PARAMS})):
-    fault = 'is missing' if name in strata else 'is no stratum of the run; it is not read'
-    violations.append(f'table {name!r}: {fault}')
+  for name in sorted({*checkpoint.items} - {*strata, tables.PARAMS}):
+    violations.append(f'table {name!r}: is no stratum of the run; it is not read')
+    del checkpoint.items[name]
+  violations += [f'table {name!r}: is missing' for name in strata if name not in checkpoint.items]
   checked: set[tuple[int, ...]] = set()
   digests = collections.defaultdict(list)
   for name in filter(checkpoint.items.__contains__, strata):

@@ -3,9 +3,9 @@
 import argparse
 import contextlib
 import dataclasses
+import enum
 import inspect
 import io
-import enum
 import json
 import os
 import pathlib

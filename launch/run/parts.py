@@ -14,7 +14,6 @@ from hephaestus.agents import agent as agent_lib
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import metrics
 from hephaestus.learner import checkpoint
-from hephaestus.learner.sources import on_policy
 
 REPLAY, LEARNER, ACTOR, EVALUATOR = 'replay', 'learner', 'actor', 'evaluator'
 ENDING = 'ending'  # node that exits with the run, on a host with only replay
@@ -92,10 +91,14 @@ def saved_shapes(config: launch_config.ExperimentConfig, parts: Parts | None = N
   trained = (parts or make_parts(config)).trained
   state = jax.eval_shape(config.record.make_update(config, trained, num_devices=1).init, _key())
   if config.fused:
-    from hephaestus.learner.sources import unrolled  # whose loop loading a policy does not need
+    from hephaestus.learner.sources import unrolled  # whose loop few commands need
 
     return unrolled.FusedState(state, jax.eval_shape(jax.random.key_data, _key()), worlds=None)
-  return on_policy.saved_shapes(state) if config.record.on_policy else state
+  if not config.record.on_policy:
+    return state
+  from hephaestus.learner.sources import on_policy  # likewise
+
+  return on_policy.saved_shapes(state)
 
 
 def train_part(state: Any) -> Any:

@@ -15,6 +15,7 @@ import tiny
 
 from hephaestus.actors import actor, environments, rollout
 from hephaestus.actors import config as actors_config
+from hephaestus.agents import agent as agent_lib
 from hephaestus.agents.cognition import config as cognition_config
 from hephaestus.agents.cognition import registry
 from hephaestus.launch.files import metrics
@@ -243,7 +244,8 @@ def test_loop_ends_at_its_budget_and_publishes_final_parameters(tmp_path, parts)
   assert snapshot.ended_launch == 1
   assert snapshot.version == node.step
   assert snapshot.environment_step >= 400
-  acting = run.parts.dreamer.agent.acting_params(devices.first_replica(node.state).params)
+  params = agent_lib.all_params(devices.first_replica(node.state))
+  acting = run.parts.dreamer.agent.acting_params(params)
   jax.tree.map(np.testing.assert_array_equal, snapshot.params, acting)
   rows = rows_of(tmp_path)
   assert {'replay_ratio', 'starved_fraction', 'replayed_steps_per_second', 'environment_step',

@@ -145,7 +145,7 @@ def test_value_of_a_mapping_is_not_parsed(value, expected):
 
 
 def test_value_that_no_file_can_hold_is_refused():
-  with pytest.raises(ValueError, match='environment.level=<object'):
+  with pytest.raises(ValueError, match=r'environment\.level=<object'):
     training._assignments({'environment.level': object()})
 
 
