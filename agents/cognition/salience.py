@@ -23,7 +23,8 @@ class Window(NamedTuple):
   Attributes:
     features: [..., S, F] in the compute dtype, all features of a step, concatenated.
     novelty: [..., S] float32.
-    is_there: [..., S] bool, steps of this episode; only these are pooled.
+    is_there: [..., S] float32, 1 at steps of this episode, which are pooled, else 0; not bool, since ONNX
+      runtimes cannot choose between two bools.
   """
 
   features: jax.Array
@@ -53,7 +54,7 @@ class Salience(sockets.Context):
     return Window(
       features=jnp.zeros((*shape, self.size), self.networks.config.dtype),
       novelty=jnp.zeros(shape, jnp.float32),
-      is_there=jnp.zeros(shape, bool),
+      is_there=jnp.zeros(shape, jnp.float32),
     )
 
   def advance(self, read: sockets.PolicyInputs) -> Window:
@@ -75,7 +76,7 @@ class Salience(sockets.Context):
   def weights(self, params: Tree, window: Window) -> jax.Array:
     """Attention weights of the steps of a window, [..., S] float32; 0 for steps that are not there."""
     return jax.nn.softmax(
-      jnp.where(window.is_there, self.scores(params, window), -jnp.inf), axis=-1
+      jnp.where(window.is_there > 0, self.scores(params, window), -jnp.inf), axis=-1
     )
 
   def shown(self, params: Tree, read: sockets.PolicyInputs) -> Tree:
@@ -85,7 +86,7 @@ class Salience(sockets.Context):
 
 def _window(read: sockets.PolicyInputs) -> Window:
   """The last W steps: those before, and the step itself."""
-  step = Window(_joined(read.features), read.own, jnp.ones(read.own.shape, bool))
+  step = Window(_joined(read.features), read.own, jnp.ones(read.own.shape, jnp.float32))
   axis = read.own.ndim
   window: Window = jax.tree.map(
     lambda before, now: jnp.concatenate([before, jnp.expand_dims(now, axis)], axis),
