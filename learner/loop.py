@@ -431,7 +431,19 @@ def check_finite(values: Mapping[str, float], step: int, config: learner_config.
   if broken:
     names = [field.name for field in dataclasses.fields(config)]
     rates = [f'learner.{name}' for name in names if name.endswith('learning_rate')]
-    raise FloatingPointError(
-      f'learner step {step}: {", ".join(broken)} not finite; the run resumes from its last '
-      f'checkpoint. If it happens again, lower {" or ".join(rates)}'
-    )
+    _refuse(broken, step, ' or '.join(rates))
+
+
+def check_params(params: Tree, step: int) -> None:
+  """Raises FloatingPointError, which names some, if parameters of learner step `step` are not finite."""
+  leaves = jax.tree_util.tree_leaves_with_path(params)
+  broken = [jax.tree_util.keystr(path) for path, leaf in leaves if not np.isfinite(leaf).all()]
+  if broken:
+    _refuse([f'parameters {broken[0]} and {len(broken) - 1} more'], step, 'the learning rate')
+
+
+def _refuse(broken: Sequence[str], step: int, rates: str) -> None:
+  raise FloatingPointError(
+    f'learner step {step}: {", ".join(broken)} not finite; the run resumes from its last checkpoint. '
+    f'If it happens again, lower {rates}'
+  )

@@ -207,8 +207,13 @@ class Sampled(loop.Source):
       self._background.close()
 
   def _publish_in_background(self, status: loop.Status) -> None:
-    """Publishes in a thread, so that the loop waits neither for the device nor for the server."""
+    """Publishes in a thread, so that the loop waits neither for the device nor for the server.
+
+    Raises:
+      FloatingPointError: parameters of an earlier call were not finite.
+    """
     if self._link.publisher is not None and self._background is not None:
+      self._background.check()
       snapshot = self._snapshot(status)
       self._background.submit('publish', lambda: self._publish(snapshot))
 
@@ -222,10 +227,17 @@ class Sampled(loop.Source):
     )
 
   def _publish(self, snapshot: parameters.Snapshot) -> bool:
-    """Publishes a snapshot; returns whether replay confirmed it, or there is no publisher."""
+    """Publishes a snapshot; returns whether replay confirmed it, or there is no publisher.
+
+    Raises:
+      FloatingPointError: a parameter is not finite. Actors would ignore it and keep older ones, whose
+        sequences an on-policy learner discards: the run would go on without an update.
+    """
     if self._link.publisher is None:
       return True
-    return self._link.publisher.publish(snapshot._replace(params=jax.device_get(snapshot.params)))
+    params = jax.device_get(snapshot.params)
+    loop.check_params(params, snapshot.version)
+    return self._link.publisher.publish(snapshot._replace(params=params))
 
   def _publish_surely(self, status: loop.Status) -> None:
     """Publishes until replay confirms the snapshot, or this node is asked to stop."""
@@ -241,6 +253,7 @@ class _Background:
     self._waiting: dict[str, Callable[[], Any]] = {}
     self._changed = threading.Condition()
     self._closed = False
+    self._failure: FloatingPointError | None = None
     self._thread = threading.Thread(target=self._run, name='background', daemon=True)
     self._thread.start()
 
@@ -249,6 +262,11 @@ class _Background:
     with self._changed:
       self._waiting[name] = call
       self._changed.notify()
+
+  def check(self) -> None:
+    """Raises the FloatingPointError of a call, if there was one; other errors are logged."""
+    if self._failure is not None:
+      raise self._failure
 
   def close(self) -> None:
     """Waits for the running call, and drops the waiting ones."""
@@ -267,5 +285,7 @@ class _Background:
         call = self._waiting.pop(next(iter(self._waiting)))
       try:
         call()
+      except FloatingPointError as error:
+        self._failure = error
       except Exception:
         logging.exception('In the background:')

@@ -1,5 +1,7 @@
 """PPO's training loop on a real queue: old sequences are discarded, and all are counted."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import portpicker
@@ -51,10 +53,10 @@ class Run:
     _, sequence, _ = self.unroll.unroll(self.params, jax.random.key(2), state, version, 0)
     self.writer.write(jax.device_get(sequence), lambda: False)
 
-  def learn(self, until):
+  def learn(self, until, config=LEARNER):
     """A loop that is stopped at a step."""
     taken = on_policy.StaleFilter(max_staleness=1)
-    scale = ppo_update.auto_scale(LEARNER, num_envs=NUM_WORLDS, num_steps=NUM_ROWS - 1)
+    scale = ppo_update.auto_scale(config, num_envs=NUM_WORLDS, num_steps=NUM_ROWS - 1)
     read = reader.Reader(
       self.address, REPLAY.strata, self.schema, batch_size=NUM_WORLDS, max_in_flight=1,
       prefetch=0, keep=taken.keep,
@@ -63,7 +65,7 @@ class Run:
     node = None
     source = on_policy.OnPolicy(
       sampled.Trained(
-        ppo_update.make_update(self.ppo, LEARNER, scale), self.ppo.agent.acting_params
+        ppo_update.make_update(self.ppo, config, scale), self.ppo.agent.acting_params
       ),
       sampled.Link(
         read,
@@ -80,7 +82,7 @@ class Run:
     )
     node = loop.Loop(
       source,
-      LEARNER,
+      config,
       loop.Hooks(should_stop=should_stop, make_logger=make_logger),
       max_environment_steps=10**9,
       checkpointer=checkpoint.Checkpointer(self.folder / 'checkpoints'),
@@ -128,4 +130,13 @@ def test_old_sequences_are_discarded_and_the_count_survives_restarts(tmp_path):
     devices.first_replica(second.state).params,
   )
   assert all(jax.tree.leaves(changed))
+  run.server.stop()
+
+
+def test_parameters_that_are_not_finite_end_the_run_before_actors_get_them(tmp_path):
+  run = Run(tmp_path)
+  run.write(0)
+  with pytest.raises(FloatingPointError, match=r'learner step 1: parameters .* lower the learning'):
+    run.learn(until=3, config=dataclasses.replace(LEARNER, learning_rate=1e38))
+  assert run.newest().version == 0  # finite parameters, those of the beginning
   run.server.stop()
