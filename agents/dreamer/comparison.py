@@ -163,23 +163,30 @@ def measure(
   member = jax.random.randint(member_key, (total * batch,), 0, dreamer.config.ensemble_size)
 
   def step(latent: rssm.Latent, inputs):
-    action, key = inputs
+    action, key, k = inputs
     action = action.reshape(total * batch, *action.shape[2:])
     recurrent = rssm.Recurrent(latent, action)
     imagined = _imagine(model, modules.world(params), recurrent, member, key)
-    reward = model.reward(modules.world(params), imagined.features).mean()
-    found = imagined.latent.numbers, reward, imagined.discount
+    flat = lambda x: jnp.roll(x, -k - 1, axis=0).reshape(total * batch, *x.shape[2:])
+    observed = jax.tree.map(flat, replayed.features)._replace(state=imagined.features.state)
+    rewards = (
+      model.reward(modules.world(params), read).mean() for read in (imagined.features, observed)
+    )
+    found = imagined.latent.numbers, *rewards, imagined.discount
     return imagined.latent, jax.tree.map(lambda x: x.reshape(total, batch, *x.shape[1:]), found)
 
   action = model.networks.actions.encode(sequence.action)
   actions = jnp.stack([_shifted(action, k) for k in range(num_steps)])
   noise_keys = jax.random.split(noise_key, num_steps)
-  _, (numbers, predicted, lasts) = jax.lax.scan(step, start.latent, (actions, noise_keys))
+  inputs = actions, noise_keys, jnp.arange(num_steps)
+  _, (numbers, predicted, on_observed, lasts) = jax.lax.scan(step, start.latent, inputs)
   ends = alive & (discount == 0)
   wrong, error = model.networks.numbers.differences(
     numbers, after(replayed.latent.numbers), modules.world(params)[modules.NUMBERS]
   )
   now = model.reward(modules.world(params), replayed.features).mean()
+  paid = _share(now, jnp.where(replayed.first, 0.0, sequence.reward))
+  unpaid = jnp.where(replayed.first | (sequence.reward != 0), 0.0, jnp.abs(now))
   return {
     'imagined': _tally(imagined.reshape(num_steps, total, batch), whole),
     'real': _tally(real, whole),
@@ -189,8 +196,10 @@ def measure(
     'lasts': _tally(lasts, alive & ~ends),
     'reward': _share(predicted, jnp.where(alive, reward, 0.0)),
     'missed': _tally(jnp.abs(predicted), alive & (reward == 0)),
+    'observed': _share(on_observed, jnp.where(alive, reward, 0.0)),
     'end': _tally(model.discount(modules.world(params), replayed.features), sequence.discount == 0),
-    'paid': _share(now, jnp.where(replayed.first, 0.0, sequence.reward)),
+    'paid': paid,
+    'unpaid': paid._replace(total=jnp.sum(unpaid)),
     'value': _tally(dreamt.values['task'][0].reshape(total, batch), begins),
   }
 
@@ -230,6 +239,8 @@ class Row(NamedTuple):
     reward: predicted rewards, each times the sign of the real one, relative to the sum of absolute
       real rewards; 1 is right.
     missed: absolute predicted reward where the real one is 0.
+    observed: as `reward`, but from the real observation, with only the state h imagined: a control,
+      by which errors of the reward head are told from errors of imagined observations.
   """
 
   steps: int
@@ -241,6 +252,7 @@ class Row(NamedTuple):
   lasts: float | None
   reward: float | None
   missed: float | None
+  observed: float | None
 
 
 class Summary(NamedTuple):
@@ -250,12 +262,15 @@ class Summary(NamedTuple):
     value: mean of the critic's values of the starts.
     end: as `Row.continues`, from the posterior.
     paid: as `Row.reward`, from the posterior.
+    unpaid: sum of absolute rewards predicted from the posterior where the real one is 0, relative to
+      the sum of absolute real rewards; 0 is right.
     rows: errors after 1, 2, 4, ... imagined steps.
   """
 
   value: float | None
   end: float | None
   paid: float | None
+  unpaid: float | None
   rows: Sequence[Row]
 
 
@@ -268,7 +283,7 @@ def summary(tallies: dict[str, Tally], num_steps: int) -> Summary:
 
   steps = [2**power for power in range(num_steps.bit_length())]
   rows = [Row(step, *(mean(name, step - 1) for name in Row._fields[1:])) for step in steps]
-  return Summary(mean('value'), mean('end'), mean('paid'), rows)
+  return Summary(*map(mean, Summary._fields[:-1]), rows)
 
 
 class Examination(NamedTuple):

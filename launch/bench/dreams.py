@@ -97,7 +97,8 @@ def table(found: comparison.Summary, learner_step: int) -> str:
   lines = [
     trust(found),
     f'update {learner_step}: value {shown(found.value)}; from the observation, probability to '
-    f'continue at ends {shown(found.end)}, share of a reward predicted {shown(found.paid)}',
+    f'continue at ends {shown(found.end)}, share of rewards predicted {shown(found.paid)}, and '
+    f'predicted where there is none {shown(found.unpaid)}',
     *('  '.join(f'{cell:>9}' for cell in cells)
       for cells in [comparison.Row._fields, *(map(shown, row) for row in found.rows)]),
   ]  # fmt: skip

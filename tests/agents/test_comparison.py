@@ -104,6 +104,29 @@ def test_each_imagined_step_has_the_action_that_was_taken_there(measure, sequenc
   assert changed.tolist() == [False, True, True]
 
 
+def test_reward_of_the_observed_step_does_not_depend_on_imagined_numbers(
+  dreamer, measure, params, sequence
+):
+  world = params['world_model']
+  decoder = jax.tree.map(lambda x: x + 1, world['decoder'])
+  # Of the first imagined step: later ones follow from imagined numbers by the state, too.
+  before, after = (
+    measure(sequence, params | {'world_model': world | {'decoder': each}})
+    for each in (world['decoder'], decoder)
+  )
+  assert before.observed.total[0] == after.observed.total[0] != 0
+  assert before.reward.total[0] != after.reward.total[0]
+
+
+def test_rewards_predicted_where_there_is_none_are_relative_to_the_real_ones(
+  measure, params, sequence
+):
+  found = measure(sequence._replace(reward=np.zeros_like(sequence.reward)))
+  real = measure(sequence)
+  assert real.unpaid.number == real.paid.number == np.abs(sequence.reward).sum() > 0
+  assert found.unpaid.total > real.unpaid.total >= 0 and found.paid.total == 0
+
+
 def test_a_model_that_copies_is_wrong_where_numbers_change(dreamer, measure, params, sequence):
   still = jax.tree.map(lambda x: np.broadcast_to(x[:1], x.shape), sequence.observation)
   numbers = dreamer.model.networks.numbers

@@ -43,7 +43,7 @@ def test_dreams_are_trusted_until_an_error_is_too_large(wrong, error, expected):
     comparison.Row(**nothing | {'steps': 2**k, 'wrong': wrong[k], 'error': error[k]})
     for k in range(3)
   ]
-  found = comparison.Summary(1.25, None, None, rows)
+  found = comparison.Summary(1.25, None, None, None, rows)
   assert expected in dreams.trust(found)
   sentence, values, heading, *lines = dreams.table(found, 7).splitlines()
   assert sentence == dreams.trust(found) and values.startswith('update 7: value 1.25; ')
