@@ -19,7 +19,7 @@ from safetensors import numpy as arrays_lib
 
 Tree = Any
 STATE, REST = 'state.safetensors', 'rest.safetensors'
-_VERSION, _DIGEST, _HAS_REST = 'version', 'sha256', 'has_rest'  # in the headers
+_VERSION, _STEP, _DIGEST, _HAS_REST = 'version', 'step', 'sha256', 'has_rest'  # in the headers
 _PARTIAL = '.partial'  # ends the name of a folder that is being written
 VERSION = 7  # of what a checkpoint holds: since 7, statistics apart from parameters
 _OLDER = 'digest'  # a folder in checkpoints of older versions
@@ -101,9 +101,9 @@ def _rebuild(arrays: dict[str, np.ndarray], like: Tree) -> Tree:
   return jax.tree_util.tree_unflatten(treedef, leaves)
 
 
-def _digest(arrays: dict[str, np.ndarray]) -> str:
-  """A hash of names, shapes, dtypes and bytes: a flipped bit anywhere shows."""
-  digest = hashlib.sha256()
+def _digest(arrays: dict[str, np.ndarray], step: str) -> str:
+  """A hash of step, names, shapes, dtypes and bytes: a flipped bit anywhere shows."""
+  digest = hashlib.sha256(step.encode())
   for name in sorted(arrays):
     array = arrays[name]
     digest.update(f'{name} {array.shape} {array.dtype};'.encode())
@@ -111,23 +111,36 @@ def _digest(arrays: dict[str, np.ndarray]) -> str:
   return digest.hexdigest()
 
 
-def _write(path: pathlib.Path, arrays: dict[str, np.ndarray], **header: str) -> None:
-  header |= {_VERSION: str(VERSION), _DIGEST: _digest(arrays)}
+def _write(path: pathlib.Path, step: int, arrays: dict[str, np.ndarray], **header: str) -> None:
+  header |= {_VERSION: str(VERSION), _STEP: str(step), _DIGEST: _digest(arrays, str(step))}
   try:
     arrays_lib.save_file(arrays, path, header)
   except safetensors.SafetensorError as error:  # it quotes the system's message
     raise OSError(f'{path}: {error}') from None
   path.chmod(path.parent.stat().st_mode & 0o666)  # the library lets only its owner read the file
+  _sync(path)
 
 
-def _read(path: pathlib.Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-  """The arrays and the header of a file; ValueError if they do not match their digest."""
+def _sync(path: pathlib.Path) -> None:
+  """Waits until a file, or the names in a folder, are on the disk, so that a power cut does not empty them."""
+  descriptor = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(descriptor)
+  finally:
+    os.close(descriptor)
+
+
+def _read(path: pathlib.Path, step: int) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+  """The arrays and the header of a file of a learner step; ValueError if they do not match their digest."""
   if not path.is_file():  # a pipe would be waited for
     raise ValueError(f'{path.name} is no file')
   with safetensors.safe_open(path, 'numpy') as file:
     header = file.metadata()
   arrays = arrays_lib.load_file(path)
-  if _digest(arrays) != header[_DIGEST]:
+  saved = header.get(_STEP, '')  # which older files do not have
+  if saved not in ('', str(step)):
+    raise ValueError(f'it is of update {saved}')
+  if _digest(arrays, saved) != header[_DIGEST]:
     raise ValueError('its content does not match its digest')
   return arrays, header
 
@@ -195,10 +208,12 @@ class Checkpointer:
     place = self._directory / f'{step}{_PARTIAL}'
     place.mkdir()
     try:
-      _write(place / STATE, arrays, **({_HAS_REST: 'yes'} if rest else {}))
+      _write(place / STATE, step, arrays, **({_HAS_REST: 'yes'} if rest else {}))
       if rest:
-        _write(place / REST, rest)
+        _write(place / REST, step, rest)
+      _sync(place)
       place.rename(self._directory / str(step))
+      _sync(self._directory)
     except BaseException:
       shutil.rmtree(place, ignore_errors=True)
       raise
@@ -248,7 +263,7 @@ class Checkpointer:
     may_differ: tuple[str, ...] = (),
     any_length: tuple[str, ...] = (),
   ) -> Restored | None:
-    """Reads the newest intact checkpoint; broken ones are logged, and moved aside unless `read_only`.
+    """Reads the newest intact checkpoint; broken ones after it are logged, and moved aside unless `read_only`.
 
     Args:
       like: a train state, or its shapes and dtypes.
@@ -257,15 +272,18 @@ class Checkpointer:
       any_length: paths of fields whose leading axis may have any length.
 
     Returns:
-      The train state and its learner step; None without an intact checkpoint.
+      The train state and its learner step; None without a checkpoint, and if `read_only` also without an
+      intact one.
 
     Raises:
-      ValueError: an intact checkpoint lacks an array of `like`, or holds it in another shape; the message
+      ValueError: there are checkpoints, of which a run cannot resume from one: it would begin anew, and
+        overwrite its metrics. Or an intact checkpoint lacks an array of `like`, or holds it in another shape; the message
         names one. Or it was saved by a version that wrote other files.
     """
     flat, _ = jax.tree_util.tree_flatten_with_path(like)
     with_rest = any(jax.tree_util.keystr(path).startswith(_ONLY_TO_RESUME) for path, _ in flat)
     steps = self.steps()[::-1] if step is None else [step]
+    broken = []
     for step in steps:
       place = self._directory / str(step)
       if (place / _OLDER).is_dir():
@@ -273,20 +291,22 @@ class Checkpointer:
           f'checkpoint {place}: it was saved {_by_older("below 5")}; choose another run folder'
         )
       try:
-        arrays, header = _read(place / STATE)
+        arrays, header = _read(place / STATE, step)
         version = int(header[_VERSION])
         if with_rest and _HAS_REST in header:
           if not (place / REST).exists():  # only for acting
             continue
-          arrays |= _read(place / REST)[0]
+          arrays |= _read(place / REST, step)[0]
       except Exception as error:  # a broken file may raise any error
         logging.warning(
           'Checkpoint %s is broken (%s: %s); falling back to the one before.',
           place, type(error).__name__, str(error).split('\n')[0][:200],
         )  # fmt: skip
-        if not self._read_only:
-          self._set_aside(step)
+        broken.append(step)
         continue
+      if not self._read_only:
+        for each in broken:
+          self._set_aside(each)
       for field in may_differ:
         if any(name.startswith(f'.{field}') for name in _misfits(arrays, like)):
           like = like._replace(**{field: None})
@@ -301,6 +321,11 @@ class Checkpointer:
           f'it was saved {why}; choose another run folder'
         )
       return Restored(_rebuild(arrays, like), step)
+    if steps and not self._read_only:
+      raise ValueError(
+        f'{self._directory}: no checkpoint is intact of {", ".join(map(str, steps))}, so the run cannot '
+        'resume; restore one from a backup, or choose another run folder'
+      )
     return None
 
   def _set_aside(self, step: int) -> None:

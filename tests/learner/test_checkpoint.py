@@ -125,6 +125,25 @@ def test_broken_checkpoint_falls_back_to_the_one_before(tmp_path, damage, caplog
   assert checkpoint.Checkpointer(folder).restore(like()).step == 9
 
 
+def test_run_whose_checkpoints_are_all_broken_does_not_begin_anew(tmp_path):
+  folder = tmp_path / 'checkpoints'
+  save(folder, 3, 8)
+  for step in (3, 8):
+    (folder / str(step) / checkpoint.STATE).write_bytes(b'')
+  for _ in range(2):  # the second start finds them, too
+    with pytest.raises(ValueError, match='no checkpoint is intact of 8, 3'):
+      checkpoint.Checkpointer(folder).restore(like())
+  assert checkpoint.Checkpointer(folder, read_only=True).restore(like()) is None
+
+
+def test_file_of_an_earlier_checkpoint_under_a_later_name_is_broken(tmp_path):
+  folder = tmp_path / 'checkpoints'
+  save(folder, 3, 8)
+  older = (folder / '3' / checkpoint.STATE).read_bytes()
+  (folder / '8' / checkpoint.STATE).write_bytes(older)
+  assert checkpoint.Checkpointer(folder).restore(like()).step == 3
+
+
 def test_incomplete_save_is_no_checkpoint(tmp_path):
   save(tmp_path, 3)
   unfinished = tmp_path / '8.partial'
