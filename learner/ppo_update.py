@@ -10,6 +10,7 @@ import math
 from typing import Any, NamedTuple
 
 import chex
+import dm_env
 import jax
 import jax.numpy as jnp
 import optax
@@ -27,6 +28,7 @@ REFERENCE_MINIBATCHES, REFERENCE_EPOCHS = 4, 4
 REFERENCE_RATE = 2.5e-4
 MINIBATCH_STEPS = REFERENCE_STEPS // REFERENCE_MINIBATCHES
 LEAST_EPOCHS = 2
+RETURN_RATE = 0.01  # of the running mean square of returns
 
 
 class Scale(NamedTuple):
@@ -119,6 +121,7 @@ class TrainState(NamedTuple):
     step: [] int32, number of updates done, each of one unroll.
     environment_step: [2] uint32, number of environment steps learned from by all devices: the low and
       the high 32 bits.
+    return_square: running mean square of returns; the critic predicts returns divided by its root.
   """
 
   params: Tree
@@ -126,6 +129,7 @@ class TrainState(NamedTuple):
   key: jax.Array
   step: jax.Array
   environment_step: jax.Array
+  return_square: returns.Average
 
 
 def environment_step(state: TrainState) -> int:
@@ -191,6 +195,7 @@ class PPOUpdate:
       key=jax.random.key_data(key),
       step=jnp.zeros((), jnp.int32),
       environment_step=jnp.zeros(2, jnp.uint32),
+      return_square=returns.no_average(),
     )
 
   def update(self, state: TrainState, sequence: experience.Sequence) -> tuple[TrainState, Metrics]:
@@ -198,6 +203,8 @@ class PPOUpdate:
     sequence = experience.time_major(sequence)
     key, shuffle_key = jax.random.split(jax.random.wrap_key_data(state.key))
     rate = self._learning_rate(state)
+    average, unit = self._return_unit(state.return_square, sequence)
+    sequence = sequence._replace(reward=sequence.reward / unit)
     batch = self.ppo.network.steps(state.params, sequence, delayed=self.delayed)
     num_steps, num_envs = batch.weight.shape
     order = self._shuffle(shuffle_key, num_envs, num_steps)
@@ -215,10 +222,29 @@ class PPOUpdate:
       environment_step=_advance(
         state.environment_step, num_steps * num_envs * jax.lax.axis_size(devices_lib.DEVICES)
       ),
+      return_square=average,
     )
     metrics = {f'ppo/{name}': value.mean() for name, value in metrics.items()}
-    metrics |= _batch_metrics(batch) | {'ppo/learning_rate': rate}
+    metrics |= _batch_metrics(batch, unit) | {'ppo/learning_rate': rate}
     return state, devices_lib.over_devices(metrics)
+
+  def _return_unit(
+    self, average: returns.Average, sequence: experience.Sequence
+  ) -> tuple[returns.Average, jax.Array]:
+    """The next running mean square of returns, and its root, by which rewards are divided.
+
+    The returns are of the rewards of a sequence alone, without the critic. Engstrom et al. (2020),
+    "Implementation matters in deep policy gradients", section 3: without it the value loss of small
+    rewards is nothing beside the critic's initial outputs, and that of large ones exceeds what it can learn.
+    """
+    last, zero = sequence.step_type == dm_env.StepType.LAST, jnp.zeros_like(sequence.reward)
+    return_ = returns.lambda_returns(
+      sequence.reward, sequence.discount, zero,
+      gamma=self.ppo.config.gamma, lambda_=1.0, bootstrap_t=last,
+    )  # fmt: skip
+    square = devices_lib.over_devices(jnp.mean(jnp.square(return_)))
+    average, square = returns.update_average(average, square, rate=RETURN_RATE)
+    return average, jnp.sqrt(jnp.where(square > 0, square, 1.0))
 
   def _learning_rate(self, state: TrainState) -> jax.Array:
     """Learning rate of an unroll, annealed by environment steps: updates depend on `num_envs`."""
@@ -288,15 +314,15 @@ def _normalise(steps: masked_ppo.Steps) -> masked_ppo.Steps:
   return steps._replace(advantage=advantage, weight=weight)
 
 
-def _batch_metrics(batch: masked_ppo.Steps) -> Metrics:
-  """Metrics of a batch before it is learned from."""
+def _batch_metrics(batch: masked_ppo.Steps, unit: jax.Array) -> Metrics:
+  """Metrics of a batch before it is learned from; `unit` [] is that of its returns and values."""
   explained = returns.explained_variance(
     batch.return_, batch.value, batch.weight, devices_lib.mean_total
   )
   metrics = {
     'ppo/explained_variance': explained,
-    'ppo/value': jnp.mean(batch.value),
-    'ppo/return': jnp.mean(batch.return_),
+    'ppo/value': unit * jnp.mean(batch.value),
+    'ppo/return': unit * jnp.mean(batch.return_),
   }
   if batch.mask is not None:
     nothing_legal = ~batch.mask.any(-1) & (batch.weight > 0)

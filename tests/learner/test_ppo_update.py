@@ -140,6 +140,21 @@ def test_update_raises_the_probability_of_the_better_action(ppo, one_device):
   assert likelihood()[2] > 0.6
 
 
+@pytest.mark.parametrize('unit', [1e-6, 1e6])
+def test_update_does_not_depend_on_the_unit_of_rewards(ppo, one_device, unit):
+  def learn(unit):
+    one_device.begin()
+    batches = (make_batch(ppo, seed) for seed in range(3))
+    metrics = [one_device.step(x._replace(reward=np.float32(unit) * x.reward)) for x in batches]
+    return metrics[-1], one_device.arrays().params
+
+  (expected, params), (found, others) = learn(1.0), learn(unit)
+  for name, value in expected.items():
+    factor = unit if name in ('ppo/return', 'ppo/value') else 1.0
+    assert found[name] == pytest.approx(factor * value, rel=2e-3, abs=1e-5 * factor), name
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-3), params, others)
+
+
 def test_learning_rate_anneals_to_zero_over_the_run(ppo, one_device):
   before, rates = one_device.begin().arrays().params, []
   for environment_step in (ANNEALED + 1, ANNEALED // 4):
