@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hephaestus.agents import networks
+from hephaestus.agents import kernels, networks
 from hephaestus.agents import observation as observation_lib
 
 MAX_COPY = 0.999
@@ -95,8 +95,8 @@ def occurs(probability: jax.Array, noise: jax.Array) -> tuple[jax.Array, jax.Arr
   The events lie one after another on a line, each as long as its probability, and those occur that hold
   one of the points noise, noise + 1, noise + 2, ... So each has its probability, and their number is as
   close to its mean as it can be: of four cells that a thing may enter, it enters exactly one. Events whose
-  probability is nearly 0 or 1 all begin at 0 instead, so that any of hundreds of rare ones is as rare as
-  one of them.
+  probability is nearly 1, or nearly 0 and less than 1/2 in all, begin at 0 instead, so that any of
+  hundreds of changes that a decoder holds for nearly impossible is as rare as one of them.
 
   Args:
     probability: [..., N] float32.
@@ -105,7 +105,9 @@ def occurs(probability: jax.Array, noise: jax.Array) -> tuple[jax.Array, jax.Arr
   Returns:
     [..., N] bool; and where an event occurs a number uniform in [0, 1), [..., N] float32.
   """
-  is_open = jnp.abs(probability - 0.5) < 0.5 - OPEN
+  is_rare = probability <= OPEN
+  is_likely_one = kernels.total(jnp.where(is_rare, probability, 0.0))[..., None] >= 0.5
+  is_open = (probability < 1 - OPEN) & (~is_rare | is_likely_one)
   length = jnp.where(is_open, probability, 0.0)
   begin = jnp.where(is_open, jnp.cumsum(length, axis=-1) - length, 0.0)
   point = noise + jnp.ceil(begin - noise) - begin
@@ -327,9 +329,14 @@ class Levels(Kind):
     old = jnp.round(before * most).astype(jnp.int32)
     others = jnp.where(jnp.arange(self.count) == old[..., None], 0.0, predicted)
     ends = jnp.cumsum(others, axis=-1)
-    changes, share = occurs(ends[..., -1], noise)
-    level = jnp.sum((share * ends[..., -1])[..., None] >= ends, axis=-1)
-    level = jnp.where(changes, jnp.minimum(level, most), old)
+    change = ends[..., -1]
+    below = jnp.sum(jnp.where(jnp.arange(self.count) < old[..., None], others, 0.0), axis=-1)
+    level = old
+    # What falls in one number may rise in another, as where a thing moves: these exclude no one another.
+    for is_own in (below > change / 2, below <= change / 2):
+      changes, share = occurs(jnp.where(is_own, change, 0.0), noise)
+      new = jnp.sum((share * change)[..., None] >= ends, axis=-1)
+      level = jnp.where(changes, jnp.minimum(new, most), level)
     return self._number(level, predicted, statistics)
 
   def _number(self, level: jax.Array, predicted: jax.Array, statistics: Any) -> jax.Array:

@@ -415,6 +415,7 @@ occurs = jax.jit(lambda probability: numbers_lib.occurs(probability, UNIFORM))
     ([0.25] * 4, 1, 1),  # a thing enters one of four cells
     ([0.5, 0.3, 0.9], 1, 2),
     ([0.001] * 200, 0, 200),  # rare changes occur together, so that they are rare
+    ([0.005] * 200, 1, 1),  # a thing appears in one of many cells
   ],
 )
 def test_events_have_their_probabilities_and_nearly_the_same_number(probability, least, most):
@@ -436,6 +437,16 @@ def test_number_that_ends_and_one_that_begins_change_together():
   np.testing.assert_array_equal(changed[:, 0], changed[:, 1])
   assert not changed[:, 2].any()
   assert not (changed[:, 3] & changed[:, 4]).any() and changed[:, 3:].any(axis=0).all()
+
+
+def test_thing_that_may_move_is_in_one_of_two_places_that_are_read_by_level():
+  moves = np.zeros((2, 9), np.float32)
+  moves[:, [0, 8]] = 0.5  # of a one-hot pair of reals in [0, 1]
+  pair = numbers_lib.Levels(np.arange(2), np.zeros(2, np.float32), 1 / 8, 9, is_exact=False)
+  draw = lambda noise: pair.sample(moves, np.float32([1, 0]), {'off_level': np.zeros(2)}, noise)
+  found = np.asarray(jax.jit(draw)(UNIFORM[:, None])).reshape(-1, 2)
+  assert (found.sum(axis=1) == 1).all()
+  assert found[:, 0].mean() == pytest.approx(0.5, abs=2e-3)
 
 
 def test_copy_has_no_bound_in_samples():
