@@ -42,6 +42,7 @@ class TrainState(NamedTuple):
     model_opt_state: state of the world model's optimizer.
     policy_opt_state: state of the actor-critic's optimizer.
     intrinsic: running statistics of novelty, and boredom.
+    earned: what the task's actor and the explorer earned lately.
     scales: running statistics of imagined returns, which scale the advantages.
     key: [2] uint32, `key_data` of a PRNG key: pmap dispatches in Python where it returns a typed key.
     step: [] int32, number of updates done.
@@ -53,6 +54,7 @@ class TrainState(NamedTuple):
   model_opt_state: Tree
   policy_opt_state: Tree
   intrinsic: intrinsic.IntrinsicState
+  earned: intrinsic.Earned
   scales: ac.Scales
   key: jax.Array
   step: jax.Array
@@ -124,6 +126,7 @@ class DreamerUpdate:
       model_opt_state=self.model_optimizer.init(params['world_model']),
       policy_opt_state=self.policy_optimizer.init(params['actor_critic']),
       intrinsic=intrinsic.initial(),
+      earned=intrinsic.nothing_earned(),
       scales=ac.initial_scales(self.dreamer.actor_critic.heads),
       key=jax.random.key_data(key),
       step=jnp.zeros((), jnp.int32),
@@ -266,7 +269,8 @@ class DreamerUpdate:
     mean = lambda _, x: BATCH.mean(x.mean())
     action = self.dreamer.model.networks.actions.encode(sequence.action)
     rewards = targets_lib.head_rewards(self.dreamer.model.rewards, sequence.reward, rewards, mean)
-    return dreamt, ac.Replayed(read, rewards, sequence.discount, last, action)
+    explores = policy.explored(sequence)
+    return dreamt, ac.Replayed(read, rewards, sequence.discount, last, action, explores)
 
   def _improve_actor_critic(
     self, state: TrainState, dreamt: dream.Dream, replayed: ac.Replayed
@@ -356,16 +360,28 @@ class DreamerUpdate:
     config = self.dreamer.config
     if not self.dreamer.actor_critic.explores:
       return state, {}
-    deviation, largest = intrinsic.return_differences(
+    differences = intrinsic.return_differences(
       sequence.reward, sequence.discount, follows, BATCH.mean, gamma=config.gamma
     )
-    share = intrinsic.exploring(state.statistics[intrinsic.EXPLORING], deviation, config)
-    evidence = intrinsic.evidence(state.scales.evidence, BATCH.largest(largest), config)
+    largest = BATCH.largest(jnp.max(jnp.abs(differences)))
+    evidence = intrinsic.evidence(state.scales.evidence, largest, config)
+    explores = self.dreamer.actor_critic.explored(sequence)[0]
+    is_new = sequence.version >= state.step - dreamer_config.NEW_UPDATES
+    total = functools.partial(devices_lib.over_devices, reduce=jax.lax.psum)
+    earned = intrinsic.earned(state.earned, differences, explores, is_new, total)
+    share = intrinsic.exploring(state.statistics[intrinsic.EXPLORING], earned, evidence)
     state = state._replace(
       statistics=state.statistics | {intrinsic.EXPLORING: share},
       scales=state.scales._replace(evidence=evidence),
+      earned=earned,
     )
-    return state, {'intrinsic/exploring': share, 'intrinsic/evidence': evidence}
+    means = earned.total / jnp.maximum(earned.count, 1.0)
+    return state, {
+      'intrinsic/exploring': share,
+      'intrinsic/evidence': evidence,
+      'intrinsic/earned': means[0],
+      'intrinsic/explorer_earned': means[1],
+    }
 
   def _imagined_gradient(
     self, params: Tree, dreamt: dream.Dream, targets: ac.Targets

@@ -66,6 +66,7 @@ class Replayed(NamedTuple):
     discount: [T, B] float32, the environment's discount.
     last: [T, B] bool, steps that end an episode; their value is bootstrapped and has no loss.
     action: [T, B, A] float32, encoded actions; only `ActorCritic.context_loss` reads them.
+    explores: [T, B] bool, steps at which the explorer acted.
   """
 
   read: sockets.PolicyInputs
@@ -73,6 +74,7 @@ class Replayed(NamedTuple):
   discount: jax.Array
   last: jax.Array
   action: jax.Array
+  explores: jax.Array
 
 
 class Targets(NamedTuple):
@@ -450,7 +452,8 @@ class ActorCritic:
   def replayed_value_loss(self, params: Tree, slow_critic: Tree, replayed: Replayed) -> jax.Array:
     """The critic's loss on replayed steps, to lambda-returns of real rewards, so model errors do not bias it.
 
-    A mean [] over all steps but the last, where those that end an episode count as 0.
+    A mean [] over all steps but the last, where those at which a time limit ends an episode count as 0. At a
+    termination the return is 0. A return is cut where the actor of another head acted.
     """
     context = self.context.pool(params, replayed.read)
     return self._value_loss(
@@ -460,6 +463,7 @@ class ActorCritic:
       replayed.rewards,
       replayed.discount,
       replayed.last,
+      replayed.explores,
     )
 
   def _value_loss(
@@ -470,23 +474,27 @@ class ActorCritic:
     rewards: Mapping[str, jax.Array],
     discount: jax.Array,
     last: jax.Array,
+    explores: jax.Array,
   ) -> jax.Array:
     """See `replayed_value_loss`; `inputs` are features and contexts [T, B, ...]."""
     loss: Any = 0.0
     values, slow_values = (self.values(of, *inputs) for of in (params, slow_critic))
+    terminated = last & (discount == 0)
     for name, reward in rewards.items():
       value, slow = values[name], jax.lax.stop_gradient(slow_values[name].mean())
+      others = ~explores if self._is_explorers(name) else explores
       return_ = returns.lambda_returns(
         reward,
         discount,
         jax.lax.stop_gradient(value.mean()),
         gamma=self.config.gamma,
         lambda_=self.config.lambda_,
-        bootstrap_t=last,
+        bootstrap_t=last | others,
       )
       value = distributions.TwoHot(value.logits[:-1], value.bins)
-      loss -= value.log_prob(return_) + value.log_prob(slow[:-1])
-    return jnp.mean(jnp.where(last[:-1], 0.0, loss))
+      for target in (return_, slow[:-1]):
+        loss -= value.log_prob(jnp.where(terminated[:-1], 0.0, target))
+    return jnp.mean(jnp.where((last & ~terminated)[:-1], 0.0, loss))
 
   def latent_loss(
     self, params: Tree, slow_critic: Tree, replayed: rssm.Step, sequence: experience.Sequence
@@ -500,8 +508,13 @@ class ActorCritic:
     read = self.along(params, frozen, jnp.zeros_like(sequence.reward))
     inputs = replayed.features, self.context.pool(params, read)
     last = sequence.step_type == LAST
-    rewards = {TASK: sequence.reward}
-    return self._value_loss(params, slow_critic, inputs, rewards, sequence.discount, last)
+    rewards, explores = {TASK: sequence.reward}, self.explored(sequence)
+    return self._value_loss(params, slow_critic, inputs, rewards, sequence.discount, last, explores)
+
+  def explored(self, sequence: experience.Sequence) -> jax.Array:
+    """At which steps [T, B] of replayed sequences the explorer acted, bool."""
+    nowhere = jnp.zeros(sequence.reward.shape, bool)
+    return sequence.extras.get('explores', nowhere)
 
   def context_loss(self, params: Tree, replayed: Replayed) -> jax.Array | None:
     """The context module's own loss on replayed steps, [], see `Context.loss`; None without one.

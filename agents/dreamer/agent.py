@@ -182,6 +182,8 @@ class _Acting:
     latent = step.latent._replace(recalled=None)  # recalled anew wherever the state is used
     recurrent = rssm.Recurrent(latent, model.networks.actions.encode(action))
     extras = {'log_prob': distribution.log_prob(choice)}
+    if policy.explores:
+      extras['explores'] = jnp.zeros(first.shape, bool) if explores is None else explores
     if explain:
       extras['log_probs'] = distribution.log_probs
       extras['intrinsic'] = {

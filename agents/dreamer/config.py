@@ -7,7 +7,11 @@ import dataclasses
 CRITIC_RATE = 3.0
 SLOW_CRITIC_RATE = 0.1  # of the moving average of its parameters; 0.02 in Hafner et al. (2023)
 RETURN_RATE = 0.01  # of the moving averages of return ranges: Hafner et al. (2023)
-GAUSSIAN_RANGE = 3.29  # from the 5th to the 95th percentile of a Gaussian, in standard deviations
+EXPLORERS = 0.25  # share of the environments that explore where both actors earn as much
+LEAST_ACTING = 0.125  # least share of the environments of either actor, once rewards are known
+NEW_UPDATES = 128  # updates for which a sequence counts as new: an unroll may take 64 of them
+# Samples of new sequences, about, and the least number of them that say what an actor earns.
+SAMPLES_COMPARED, LEAST_COMPARED = 512, 16
 RELATIVE_FLOOR = 0.1  # least divisor of the task's advantages, as a share of its mean |return|
 NOVELTY_FLOOR = 1e-3  # least divisor of novelty's advantages
 EXPLORER_ENTROPY = 0.4  # share of the largest entropy at which the explorer's has its usual weight

@@ -111,25 +111,23 @@ def update(
   )
 
 
-def return_difference(
-  reward: jax.Array, discount: jax.Array, means: tuple[jax.Array, jax.Array], *, gamma: float
-) -> jax.Array:
-  """How far the return after each step differs from the return after an average step.
+class Earned(NamedTuple):
+  """What the task's actor and the explorer (axis of 2) earned lately; equal on all replicas.
 
-    |r - E[r] + gamma (d - E[d]) v|,    v = E[r] / (1 - gamma E[d])
-
-  This is the temporal-difference error of the best constant critic. It is 0 where every step is rewarded
-  alike and none terminates, also before training, when the agent's critic errs.
-
-  Args:
-    reward: [...] float32, r, rewards that arrived at real steps.
-    discount: [...] float32, d, discounts that arrived with them.
-    means: [] float32 each, E[r] and E[d] over these steps.
-    gamma: the agent's discount factor.
+  Attributes:
+    count: [2] float32, number of sequences, of which older ones count less.
+    total: [2] float32, sum over them of what they earned: see `earned`.
+    square: [2] float32, sum of its squares.
   """
-  mean_reward, mean_discount = means
-  value = mean_reward / jnp.maximum(1.0 - gamma * mean_discount, 1e-3)
-  return jnp.abs(reward - mean_reward + gamma * (discount - mean_discount) * value)
+
+  count: jax.Array
+  total: jax.Array
+  square: jax.Array
+
+
+def nothing_earned() -> Earned:
+  """The state before any sequence."""
+  return Earned(*jnp.zeros((3, 2), jnp.float32))
 
 
 def return_differences(
@@ -139,25 +137,27 @@ def return_differences(
   mean: Callable[[jax.Array], jax.Array],
   *,
   gamma: float,
-) -> tuple[jax.Array, jax.Array]:
-  """Root mean square and maximum of `return_difference` over the real steps of a batch.
+) -> jax.Array:
+  """How far the return after each real step differs from the return after an average step, [T, B] float32.
+
+    r - E[r] + gamma (d - E[d]) v,    v = E[r] / (1 - gamma E[d])
+
+  This is the temporal-difference error of the best constant critic. It is 0 where every step is rewarded
+  alike and none terminates, also before training, when the agent's critic errs.
 
   Args:
-    reward: [T, B] float32.
-    discount: [T, B] float32.
-    follows: [T, B] bool, steps to which a transition leads; only these count.
+    reward: [T, B] float32, r, rewards that arrived at the steps.
+    discount: [T, B] float32, d, discounts that arrived with them.
+    follows: [T, B] bool, steps to which a transition leads; only these count, others are 0.
     mean: mean of a number [] over all parts of the batch.
     gamma: the agent's discount factor.
-
-  Returns:
-    [] float32 each; the root mean square is of the whole batch, the maximum of this part.
   """
   over = lambda x: mean(jnp.mean(jnp.where(follows, x, 0.0)))
   count = jnp.maximum(over(jnp.ones_like(reward)), 1e-8)
-  means = over(reward) / count, over(discount) / count
-  difference = return_difference(reward, discount, means, gamma=gamma)
-  deviation = jnp.sqrt(over(jnp.square(difference)) / count)
-  return deviation, jnp.max(jnp.where(follows, difference, 0.0))
+  mean_reward, mean_discount = over(reward) / count, over(discount) / count
+  value = mean_reward / jnp.maximum(1.0 - gamma * mean_discount, 1e-3)
+  difference = reward - mean_reward + gamma * (discount - mean_discount) * value
+  return jnp.where(follows, difference, 0.0)
 
 
 def evidence(
@@ -172,29 +172,60 @@ def evidence(
 
   Args:
     evidence: [] float32, the evidence so far, 0 at first.
-    largest: [] float32, largest `return_difference` in a batch.
+    largest: [] float32, largest absolute value of `return_differences` in a batch.
     config: config of the agent, with the floor, below which differences are noise.
   """
   found = jnp.minimum(1.0, largest / (dreamer_config.RELATIVE_FLOOR * config.return_floor))
   return evidence + dreamer_config.RETURN_RATE * jax.nn.relu(found - evidence)
 
 
-def exploring(
-  share: jax.Array, deviation: jax.Array, config: dreamer_config.DreamerConfig
-) -> jax.Array:
+def earned(
+  earned: Earned,
+  differences: jax.Array,
+  explores: jax.Array,
+  is_new: jax.Array,
+  total: Callable[[jax.Array], jax.Array],
+) -> Earned:
+  """Adds the new sequences of a batch to what both actors earned.
+
+  Args:
+    earned: what they earned so far.
+    differences: [T, B] float32 of `return_differences`; a sequence earned their sum over T.
+    explores: [B] bool, whether the explorer acted.
+    is_new: [B] bool, sequences that count.
+    total: sum of a number [] over all parts of the batch.
+  """
+  found = jnp.sum(differences, axis=0)
+  of_actor = jnp.stack([is_new & ~explores, is_new & explores]).astype(jnp.float32)  # [2, B]
+  sums = (total(jnp.sum(of_actor * x, axis=-1)) for x in (1.0, found, jnp.square(found)))
+  count, *others = sums
+  kept = (1.0 - 1.0 / dreamer_config.SAMPLES_COMPARED) ** count
+  return Earned(*(kept * old + new for old, new in zip(earned, (count, *others), strict=True)))
+
+
+def exploring(share: jax.Array, earned: Earned, evidence: jax.Array) -> jax.Array:
   """The next share of the environments in which the explorer acts, [] float32.
 
-    rest  = max(0, 1 - GAUSSIAN_RANGE deviation / return_floor)
-    share <- share - RETURN_RATE max(0, share - rest)
+    z     = (mean of the explorer - mean of the task's actor) / standard error of the difference
+    known = clip( EXPLORERS + z / 8, LEAST_ACTING, 1 - LEAST_ACTING )
+    share <- share + RETURN_RATE ( 1 - evidence (1 - known) - share )
 
-  All while real returns are alike, and fewer as rewards are found again and again: one that was found once
-  is soon lost without the explorer. The share never rises, because returns of a solved task are alike
-  again.
+  All while real returns are alike. Once they are known to differ, a quarter, so that the task's actor learns
+  from its own steps; and more where the explorer earns more of the task's reward, since a reward that it
+  has found is soon lost without it, until the task's actor has learned to find it.
 
   Args:
     share: [] float32, the share so far, 1 at first.
-    deviation: [] float32, root mean square of `return_difference` over a batch.
-    config: config of the agent, with the floor, below which differences are noise.
+    earned: what both actors earned lately.
+    evidence: [] float32 in [0, 1], that returns differ.
   """
-  rest = jax.nn.relu(1.0 - dreamer_config.GAUSSIAN_RANGE * deviation / config.return_floor)
-  return share - dreamer_config.RETURN_RATE * jax.nn.relu(share - rest)
+  config = dreamer_config
+  number = jnp.maximum(earned.count, 1.0)
+  task, explorer = earned.total / number
+  variance = jnp.sum(earned.square) / jnp.maximum(jnp.sum(earned.count), 1.0)
+  # A new sequence is sampled some three times, so there are fewer of them, of weights that vary.
+  error = jnp.sqrt(4 * variance * jnp.sum(1.0 / number))
+  is_known = jnp.min(earned.count) >= config.LEAST_COMPARED
+  z = jnp.where(is_known, (explorer - task) / jnp.maximum(error, 1e-8), 0.0)
+  known = jnp.clip(config.EXPLORERS + z / 8, config.LEAST_ACTING, 1 - config.LEAST_ACTING)
+  return share + config.RETURN_RATE * (1.0 - evidence * (1.0 - known) - share)

@@ -230,6 +230,13 @@ class Networks:
     """Both inputs of a head, a `networks.TwoTowers`."""
     return (features.state, features.transition), (features.numbers,)
 
+  def of_observation(self, features: Features) -> Features:
+    """The same features [..., ...] with zeros for h and for the transition: what a step's observation tells."""
+    memory = jnp.arange(features.state.shape[-1]) < self.config.deterministic_size
+    return features._replace(
+      state=jnp.where(memory, 0, features.state), transition=jnp.zeros_like(features.transition)
+    )
+
   def head(self, params: Tree, name: str, features: Features) -> jax.Array:
     """Outputs of the head `name`, [..., outputs] in the compute dtype, at features [..., ...]."""
     return self.apply(params, name, *self._head_inputs(features))

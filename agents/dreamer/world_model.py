@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import chex
@@ -217,13 +217,18 @@ class WorldModel:
   ) -> tuple[jax.Array, tuple[rssm_lib.Step, jax.Array, Tree, dict[str, jax.Array]]]:
     """The world model's loss on real sequences: the negative ELBO and auxiliary losses, in float32.
 
-      reconstruction + reward_scale reward + continue + mask + value + intrinsic rewards
+      reconstruction + heads + value + intrinsic rewards
         + mean_k [ m_k (KL(sg q || p_k) + change_k) + b_rep max(free, KL(q || sg p_k)) ]
+
+      heads = mean_read [ reward_scale reward + continue + mask ]
 
     averaged over [T, B], with q the posterior, p_k the prior of member k, b_rep
     `representation_scale`, free `free_nats`, and change_k the loss of a member's predicted changes of
     numbers. m_k is the bootstrap mask of (member, sequence), which the sequence's identity seeds, so that it
     is the same in every replay. No transition leads to FIRST, whose reward and change are not learned.
+    The heads learn from two readings of each step: all its features, and those of its observation alone, as
+    if h and the transition had been dropped out. With all features only, they would know the few rewarded
+    steps of replay by their h, and not recognise another one.
 
     Args:
       params: parameters of the world model.
@@ -240,10 +245,12 @@ class WorldModel:
     posterior = self.rssm.infer(params, keys, sequence, recalled)
     features = posterior.features
     reconstruction, moments, expected = self._reconstruction_loss(params, posterior, sequence)
-    rewards = self.reward(params, features)
-    reward = jnp.where(posterior.first, 0.0, -rewards.log_prob(sequence.reward))
-    continues = self._continue_loss(params, features, sequence)
-    mask = self._mask_loss(params, features, sequence)
+    readings = features, self.networks.of_observation(features)
+    rewards = [self.reward(params, read) for read in readings]
+    log_prob = _mean(each.log_prob(sequence.reward) for each in rewards)
+    reward = jnp.where(posterior.first, 0.0, -log_prob)
+    continues = _mean(self._continue_loss(params, read, sequence) for read in readings)
+    mask = _mean(self._mask_loss(params, read, sequence) for read in readings)
     learns = bootstrap_mask(sequence.identity, self.config.ensemble_size)
     dynamics_kl, kl = self._kl(posterior, learns)
     change, change_moments = self._change_loss(params, posterior, sequence, learns)
@@ -268,7 +275,7 @@ class WorldModel:
       **perceived,
     }
     stop = jax.lax.stop_gradient
-    return loss, (*stop((posterior, rewards.mean(), moments | change_moments)), metrics)
+    return loss, (*stop((posterior, rewards[0].mean(), moments | change_moments)), metrics)
 
   def averages(self, params: Tree, statistics: Tree, moments: Tree) -> Tree:
     """The model's statistics after an update, but for those of intrinsic rewards.
@@ -397,6 +404,11 @@ class WorldModel:
     loss = learns[:, None] * dynamics_kl
     loss += config.representation_scale * representation_kl
     return dynamics_kl, jnp.mean(loss, axis=0)
+
+
+def _mean(values: Iterable[jax.Array]) -> jax.Array:
+  """The mean [...] of several arrays [...]."""
+  return jnp.mean(jnp.stack([*values]), axis=0)
 
 
 def _numbers_before(numbers: jax.Array, sequence: experience.Sequence) -> jax.Array:

@@ -259,7 +259,8 @@ def test_policy_mixes_one_per_cent_over_legal_actions(params, steps, read):
 def replayed(policy, params, make_sequence, dreamer, make_params):
   """The replayed loss and its gradients, along the streams of conftest.
 
-  It takes the arguments of the gradient, (params, features, reward), then discounts.
+  It takes the arguments of the gradient, (params, features, reward), then discounts, and where the
+  explorer acted.
   """
   sequence = make_sequence(dreamer)
   rng = np.random.default_rng(3)
@@ -268,14 +269,18 @@ def replayed(policy, params, make_sequence, dreamer, make_params):
   novelty = rng.uniform(size=size).astype(np.float32)
   slow_critic = make_params(dreamer, seed=1)['actor_critic']
 
-  def loss(params, features, reward, discount):
+  def loss(params, features, reward, discount, explores):
     last = jnp.asarray(sequence.step_type == 2)
     rewards = {ac.TASK: reward, ac.NOVELTY: jnp.asarray(novelty)}
-    replayed = ac.Replayed(read_of(features), rewards, discount, last, None)
+    replayed = ac.Replayed(read_of(features), rewards, discount, last, None, explores)
     return policy.replayed_value_loss(params, slow_critic, replayed)
 
   compiled = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))
-  gradient = lambda *arguments: jax.device_get(compiled(*arguments))
+
+  def gradient(*arguments, explores=None):
+    explores = np.zeros(size, bool) if explores is None else explores
+    return jax.device_get(compiled(*arguments, explores))
+
   return sequence, gradient, (params, features, sequence.reward)
 
 
@@ -296,8 +301,8 @@ def test_replayed_loss_reads_all_rewards_except_at_first_steps(replayed):
   assert (np.asarray(by_reward)[~unread] != 0).all()
 
 
-def test_last_step_bootstraps_only_if_truncated(replayed):
-  """Step 3 of stream 0 terminates, step 2 of stream 1 is truncated; neither has its own loss."""
+def test_last_step_bootstraps_only_if_truncated_and_is_worth_0_if_terminated(replayed):
+  """Step 3 of stream 0 terminates, step 2 of stream 1 is truncated, which has no loss of its own."""
   sequence, gradient, (params, features, reward) = replayed
 
   def reads(step, stream, discount):
@@ -308,20 +313,44 @@ def test_last_step_bootstraps_only_if_truncated(replayed):
     losses = {float(gradient(params, x, reward, discount)[0]) for x in (features, changed)}
     return len(losses) == 2
 
-  assert not reads(3, 0, sequence.discount) and reads(2, 1, sequence.discount)
+  assert reads(3, 0, sequence.discount) and reads(2, 1, sequence.discount)
+  _, (_, by_features, _) = gradient(params, features, reward, sequence.discount)
+  moves = np.abs(by_features.numbers).max(-1) > 0
+  assert moves[3, 0] and not moves[2, 1]
   swapped = np.array(sequence.discount)
   swapped[[3, 2], [0, 1]] = 1, 0
-  assert reads(3, 0, swapped) and not reads(2, 1, swapped)
+  _, (_, by_features, _) = gradient(params, features, reward, swapped)
+  moves = np.abs(by_features.numbers).max(-1) > 0
+  assert moves[2, 1] and not moves[3, 0]
+
+
+def test_return_is_cut_where_the_actor_of_another_head_acted(replayed):
+  sequence, gradient, (params, features, reward) = replayed
+  explores = np.zeros((6, 3), bool)
+  explores[:, 2] = True  # a stream of one episode
+  later = np.array(reward)
+  later[5, 2] += 1e8  # the bins of this critic are far apart
+
+  def change(explores):
+    """Of the gradient of the values of steps, by a later reward."""
+    found = [
+      gradient(params, features, x, sequence.discount, explores=explores)[1][1].numbers[:, 2]
+      for x in (reward, later)
+    ]
+    return (found[1] != found[0]).any(-1)
+
+  assert change(np.zeros_like(explores))[:5].all()
+  assert change(explores)[:5].tolist() == [False, False, False, False, True]
 
 
 def test_targets_of_replayed_steps_have_no_gradient(replayed):
   """Features of a LAST step, whose value only bootstraps, therefore get none."""
   sequence, gradient, arguments = replayed
   _, (_, by_features, _) = gradient(*arguments, sequence.discount)
-  last = np.asarray(sequence.step_type == 2)
-  assert last.sum() == 2 and all((part[last] == 0).all() for part in by_features)
+  truncated = np.asarray((sequence.step_type == 2) & (sequence.discount > 0))
+  assert truncated.sum() == 1 and all((part[truncated] == 0).all() for part in by_features)
   for part in (by_features.state, by_features.numbers):
-    assert (np.abs(part).max(-1)[:-1][~last[:-1]] > 0).all()
+    assert (np.abs(part).max(-1)[:-1][~truncated[:-1]] > 0).all()
 
 
 # Scales of the advantages.

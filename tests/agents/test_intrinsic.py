@@ -104,22 +104,34 @@ def test_competence_by_hand():
   np.testing.assert_allclose(motivation.novelty_slow[1], slow, rtol=1e-4)
 
 
+def differences(reward, discount, gamma):
+  """Of steps [T], to all of which a transition leads."""
+  reward, discount = (np.asarray(x, np.float32)[:, None] for x in (reward, discount))
+  follows = np.ones_like(reward, bool)
+  found = intrinsic.return_differences(reward, discount, follows, lambda x: x, gamma=gamma)
+  return np.asarray(found)[:, 0]
+
+
 def test_returns_that_do_not_differ():
   """A reward of -1 at every step, without termination, tells nothing; the constant critic is exact."""
-  reward, discount = np.full(6, -1.0), np.ones(6)
   for gamma in (0.99, 1.0):
-    found = intrinsic.return_difference(reward, discount, (-1.0, 1.0), gamma=gamma)
-    np.testing.assert_array_equal(found, 0)
+    np.testing.assert_array_equal(differences(np.full(6, -1.0), np.ones(6), gamma), 0)
 
 
 def test_difference_of_returns_by_hand():
   # One of four steps is rewarded, and terminates: v = 0.25 / (1 - 0.5 * 0.75) = 0.4.
-  reward, discount = np.array([0.0, 0, 0, 1]), np.array([1.0, 1, 1, 0])
-  found = intrinsic.return_difference(reward, discount, (0.25, 0.75), gamma=0.5)
-  np.testing.assert_allclose(found, [0.2, 0.2, 0.2, 0.6], rtol=1e-6)
+  found = differences([0, 0, 0, 1], [1, 1, 1, 0], 0.5)
+  np.testing.assert_allclose(found, [-0.2, -0.2, -0.2, 0.6], rtol=1e-6)
   # The reward is 1 at every step, and only termination differs: v = 1 / (1 - 0.5 * 0.75) = 1.6.
-  found = intrinsic.return_difference(np.ones(4), discount, (1.0, 0.75), gamma=0.5)
-  np.testing.assert_allclose(found, [0.2, 0.2, 0.2, 0.6], rtol=1e-6)
+  found = differences([1, 1, 1, 1], [1, 1, 1, 0], 0.5)
+  np.testing.assert_allclose(found, [0.2, 0.2, 0.2, -0.6], rtol=1e-6)
+
+
+def test_steps_that_nothing_led_to_do_not_count():
+  reward, discount = np.float32([[5.0], [0.0], [1.0]]), np.ones((3, 1), np.float32)
+  follows = np.array([[False], [True], [True]])
+  found = intrinsic.return_differences(reward, discount, follows, lambda x: x, gamma=0.5)
+  np.testing.assert_allclose(found[:, 0], [0, -0.5, 0.5], rtol=1e-6)
 
 
 def test_evidence_rises_slowly_with_the_largest_difference_and_never_falls():
@@ -145,17 +157,59 @@ def test_usual_differences_count_as_noise_of_the_information_gain():
   )
 
 
-def test_share_that_explores_falls_slowly_with_real_differences_and_never_rises():
-  config = cognition_config.CognitionConfig(return_floor=2.0)
-  share, shares = jnp.ones(()), []
-  small = 0.1 * 2 / dreamer_config.GAUSSIAN_RANGE  # a tenth of the floor
-  for deviation in (0.0, small, 0.0, 50.0):
-    share = intrinsic.exploring(share, jnp.float32(deviation), config)
-    shares.append(float(share))
-  np.testing.assert_allclose(shares, [1.0, 0.999, 0.999, 0.99 * 0.999], rtol=1e-5)
-  for _ in range(1000):
-    share = intrinsic.exploring(share, jnp.float32(50.0), config)
-  np.testing.assert_allclose(share, 0, atol=1e-3)
+def earn(of_task, of_explorer, count=512):
+  """What both actors earned in `count` sequences each, which differ by 1."""
+  noise = np.where(np.arange(count) % 2, 0.5, -0.5).astype(np.float32)
+  found = np.concatenate([of_task + noise, of_explorer + noise])[None]
+  explores, is_new = np.arange(2 * count) >= count, np.ones(2 * count, bool)
+  return intrinsic.earned(intrinsic.nothing_earned(), found, explores, is_new, lambda x: x)
+
+
+def settled(earned, evidence=1.0):
+  """The share that explores after many updates."""
+  share = jnp.ones(())
+  step = jax.jit(lambda share: intrinsic.exploring(share, earned, jnp.float32(evidence)))
+  for _ in range(1500):
+    share = step(share)
+  return float(share)
+
+
+def test_all_explore_until_returns_are_known_to_differ():
+  assert settled(earn(1.0, 0.0), evidence=0.0) == 1.0
+  few = intrinsic.exploring(jnp.ones(()), earn(1.0, 0.0), jnp.float32(1.0))
+  assert 0.99 < few < 1  # and fewer only slowly
+
+
+@pytest.mark.parametrize(
+  ('of_task', 'of_explorer', 'share'),
+  [(0.0, 0.0, 0.25), (2.0, 0.0, 0.125), (0.0, 2.0, 0.875)],
+)
+def test_environments_go_to_the_actor_that_earns_more(of_task, of_explorer, share):
+  assert settled(earn(of_task, of_explorer)) == pytest.approx(share, abs=1e-3)
+  assert settled(earn(of_task, of_explorer, count=8)) == pytest.approx(0.25, abs=1e-3)  # too few
+
+
+def test_what_was_earned_long_ago_is_forgotten():
+  earned = earn(2.0, 0.0)
+  nothing, is_new = np.zeros((1, 64), np.float32), np.ones(64, bool)
+  for index in range(100):
+    explores = np.full(64, index % 2 == 0)
+    earned = intrinsic.earned(earned, nothing, explores, is_new, lambda x: x)
+  np.testing.assert_allclose(earned.total / earned.count, 0, atol=0.02)
+  assert (earned.count > 16).all()
+
+
+def test_sequences_that_are_not_new_do_not_count():
+  found = intrinsic.earned(
+    intrinsic.nothing_earned(),
+    np.ones((3, 4), np.float32),
+    np.array([False, False, True, True]),
+    np.array([True, False, True, True]),
+    lambda x: x,
+  )
+  np.testing.assert_array_equal(found.count, [1, 2])
+  np.testing.assert_array_equal(found.total, [3, 6])
+  np.testing.assert_array_equal(found.square, [9, 18])
 
 
 def test_boredom_falls_twice_as_fast_as_it_rises():

@@ -404,6 +404,7 @@ def test_gain_is_of_all_rewards_that_the_actor_seeks(params):
     discount=np.ones(axes, np.float32),
     last=np.zeros(axes, bool),
     action=np.zeros((*axes, errands.NUM_BUTTONS), np.float32),
+    explores=np.zeros(axes, bool),
   )
   loss = jax.jit(functools.partial(policy.context_loss, policy.init(jax.random.key(0))))
   rewarded = lambda name: float(loss(steps._replace(rewards=rewards | {name: rewards[name] + 2})))

@@ -284,6 +284,23 @@ def identity_of(*learns):
   return identity[(masks == np.array(learns)[:, None]).all(0)][0]
 
 
+def test_heads_also_learn_from_the_observation_alone(model, params, sequence, judged):
+  """So they recognise the reward of an observation whatever the state beside it."""
+  found = judged(sequence)
+  features = jax.tree.map(jnp.asarray, found.posterior.features)
+  alone = model.networks.of_observation(features)
+  assert not alone.state.any() and not alone.transition.any()
+  np.testing.assert_array_equal(alone.numbers, features.numbers)
+
+  def loss(read):
+    log_prob = model.reward(params, read).log_prob(jnp.asarray(sequence.reward))
+    return float(jnp.mean(jnp.where(found.posterior.first, 0.0, -log_prob)))
+
+  losses = loss(features), loss(alone)
+  assert losses[0] != losses[1]
+  assert found.metrics['reward'] == pytest.approx(np.mean(losses), rel=1e-4)
+
+
 def test_loss_weighs_reward_and_divergence(sequence, judged):
   """Sequences that every member learns from count 1 / 0.8 times in its divergence and changes."""
   everyone = np.full(3, identity_of(True, True, True), np.uint32)
