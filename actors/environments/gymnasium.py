@@ -218,7 +218,7 @@ class _GymnasiumEnv(host.LibraryEnv):
     """The mask to add to an observation; None for none, or where the observation has it already."""
     if host.ACTION_MASK in (self._spaces or {}):
       return None
-    if self._masks is not None and host.ACTION_MASK not in info:
+    if callable(self._masks) and host.ACTION_MASK not in info:
       return self._masks()
     return info.get(host.ACTION_MASK)
 
