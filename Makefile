@@ -60,11 +60,12 @@ CORE := .venv-core
 CORE_PYTHON ?= 3.12
 # Otherwise pyenv, if it is installed, shows only the version of .python-version.
 WITH_CORE := PYENV_VERSION=$(CORE_PYTHON)
-# These test the differences there: no Reverb, replay in device memory, and another JAX, which compiles
-# a fused run of each agent; and the extra `onnx`.
+# These test the differences there: no Reverb, replay in device memory, another JAX, which compiles a
+# fused run of each agent, and another gymnax; and the extra `onnx`.
 CORE_TESTS := $(addprefix tests/,launch/run/test_without_distributed.py \
   learner/test_fused.py::test_stopped_run_resumes_bitwise launch/interface/test_onnx.py \
-  replay/test_buffer.py)
+  replay/test_buffer.py \
+  actors/environments/test_contract.py::test_truncation_keeps_discount_one[gymnax/CartPole-v1])
 
 test-core: $(CORE)/.synced
 	$(CORE)/bin/python $(PYTEST) $(CORE_TESTS)

@@ -206,7 +206,7 @@ class Play:
       agent = agent._replace(act=agent.explain)
     return rollout.make_unroll(
       self._environment, agent, num_envs=1, sequence_length=2, greedy=self._greedy,
-      should_stop=self._should_stop,
+      should_stop=self._should_stop, is_rendered=True,
     )  # fmt: skip
 
   @functools.cached_property

@@ -87,6 +87,7 @@ def make_unroll(
   greedy: bool = False,
   explore: bool = False,
   should_stop: Callable[[], bool] = lambda: False,
+  is_rendered: bool = False,
 ) -> Unroll:
   """Builds the unroll of one environment, without auto-reset, and one agent; compiles and calls nothing.
 
@@ -103,6 +104,7 @@ def make_unroll(
       one, see `Agent.exploring`. An evaluation does without.
     should_stop: called after each step of an environment on the host, and so the heartbeat of a node
       whose environments wait; True ends the unroll by `StoppedError`.
+    is_rendered: whether frames of the environments are wanted, see `HostEnvironment.make`.
   """
   exploring = agent.exploring if explore else None
   roles = lambda params: (
@@ -116,7 +118,7 @@ def make_unroll(
   policy = _Policy(agent, roles, act)
   metrics = tuple(METRICS + name for name in environment.metrics)
   if isinstance(environment, host.HostEnvironment):
-    on_host = _HostUnroll(environment, policy, num_envs, sequence_length, should_stop)
+    on_host = _HostUnroll(environment, policy, num_envs, sequence_length, should_stop, is_rendered)
     return Unroll(on_host.init, on_host.unroll, on_host.shapes, on_host.close, metrics)
   traced = _TracedUnroll(environment, policy, num_envs, sequence_length)
   return Unroll(jax.jit(traced.init), traced.compiled, traced.shapes, metrics=metrics)
@@ -284,8 +286,10 @@ class _HostUnroll:
     num_envs: int,
     sequence_length: int,
     should_stop: Callable[[], bool],
+    is_rendered: bool,
   ):
     self._should_stop = should_stop
+    self._is_rendered = is_rendered
     self._environment = environment
     self._agent = policy.agent
     self._num_envs = num_envs
@@ -310,12 +314,12 @@ class _HostUnroll:
     """Resets all instances and returns their state.
 
     Raises:
-      ValueError: it is called while tracing; or an observation contradicts its spec.
+      ValueError: it is called while tracing; or, as `host.Failure`, an environment fails.
     """
     if isinstance(key, jax.core.Tracer):
       raise ValueError(host.REFUSAL)
     if not self._instances:
-      self._instances = self._environment.make(self._num_envs)
+      self._instances = self._environment.make(self._num_envs, is_rendered=self._is_rendered)
     seeds = np.asarray(jax.random.bits(key, (self._num_envs,), jnp.uint32)).tolist()
     timestep = self._empty(self._num_envs)
     reset = lambda n: _write(timestep, n, self._instances[n].reset(seeds[n]))
@@ -336,8 +340,8 @@ class _HostUnroll:
     """As `Unroll.unroll`.
 
     Raises:
-      ValueError: `state` is not what the last call returned (an instance cannot go back), or an
-        observation contradicts its spec.
+      ValueError: `state` is not what the last call returned (an instance cannot go back), or, as
+        `host.Failure`, an environment fails.
     """
     if state.env_state is not self._env_state:
       raise ValueError('state: its environments were stepped or reset since; pass the newest state')

@@ -17,6 +17,8 @@ def line(error: BaseException) -> str | None:
   Returns:
     'MESSAGE (TYPE at FILE:LINE, in FUNCTION)'; None if no frame is of the user's own code.
   """
+  if getattr(error, 'names_place', False):  # of an environment, see `host.Failure`
+    return str(error)
   place = None
   each: BaseException | None = error
   while each is not None:

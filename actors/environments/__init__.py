@@ -86,6 +86,9 @@ def register(environment: Any, known: str | None = None) -> str:
   """
   from hephaestus.actors.environments.environment import Environment  # which imports JAX
 
+  _check_is_one(
+    f'env={environment!r}', environment if inspect.isclass(environment) else type(environment)
+  )
   is_made = 'gymnasium' in _libraries(type(environment))
   if not (isinstance(environment, Environment) or callable(environment) or is_made):
     raise ValueError(
@@ -150,15 +153,22 @@ def _from_factory(
 
   def adapted() -> host.LibraryEnv:
     made = make_one(**options)
+    _check_is_one('it gives a vector', type(made))
     for library in _libraries(type(made)) & HOST_FAMILIES.keys():
       env: host.LibraryEnv = _family(f'{library}/').adapt(made, make_one, options)
       return env
     raise ValueError(f'gives {made!r}; an environment of gymnasium or dm_env is needed')
 
-  try:
-    return host.HostEnvironment(adapted, max_steps, metrics)
-  except ValueError as error:
-    raise ValueError(f'environment.name={name!r}: {error}') from error
+  return host.HostEnvironment(adapted, max_steps, metrics, name=name)
+
+
+def _check_is_one(field: str, kind: type) -> None:
+  """Raises ValueError for a class of vector environments, of gymnasium or stable-baselines3."""
+  if {'VectorEnv', 'VecEnv'} & {base.__name__ for base in kind.__mro__}:
+    raise ValueError(
+      f'{field}: {kind.__name__} is a vector of environments; give one environment, as gymnasium.make or '
+      'its class makes it, and set actor.num_envs'
+    )
 
 
 def _libraries(kind: type) -> set[str]:
@@ -228,6 +238,7 @@ def _check_kind(name: str, kind: type) -> None:
   """Raises ValueError for a class that is no environment; environments of gymnasium and dm_env have families."""
   from hephaestus.actors.environments.environment import Environment  # which imports JAX
 
+  _check_is_one(f'environment.name={name!r}', kind)
   remedies = {
     'gymnasium': 'register it by gymnasium.register and give gymnasium/'
     f'{name.partition(":")[0]}:ID, where ID is the name that was registered',

@@ -10,6 +10,7 @@ import numpy as np
 from dm_env import specs
 
 from hephaestus.actors import environments
+from hephaestus.actors.environments import environment as environment_lib
 from hephaestus.actors.environments import host, names
 
 
@@ -29,10 +30,7 @@ def make(path: str, /, *, max_steps: int = 1000, **options: Any) -> host.HostEnv
   environments.check_options(
     name, make_one, {'seed': 0} | options if _takes_seed(make_one) else options
   )
-  try:
-    return host.HostEnvironment(functools.partial(_of_path, path, options), max_steps)
-  except ValueError as error:
-    raise ValueError(f'environment.name={name!r}: {error}') from error
+  return host.HostEnvironment(functools.partial(_of_path, path, options), max_steps, name=name)
 
 
 def check(path: str) -> Callable[..., Any]:
@@ -98,7 +96,10 @@ class _DmEnv(host.LibraryEnv):
     self._given_action = given = environment.action_spec()
     # A range of integers is a set of choices too, whatever its minimum.
     self._are_choices = isinstance(given, specs.BoundedArray) and given.dtype.kind in 'iu'
-    self._first_choices = given.minimum if self._are_choices else 0
+
+  @property
+  def inner(self) -> Any:
+    return self._environment
 
   @property
   def observation_spec(self) -> Any:
@@ -110,10 +111,12 @@ class _DmEnv(host.LibraryEnv):
     if not self._are_choices:
       return given
     # In 64 bits, because the difference may overflow a narrow dtype.
-    last = np.asarray(given.maximum, np.int64) - self._first_choices
+    start = np.broadcast_to(np.asarray(given.minimum, np.int64), given.shape)
+    last = np.asarray(given.maximum, np.int64) - start
     if given.shape == ():
-      return specs.DiscreteArray(int(last) + 1)
-    return specs.BoundedArray(given.shape, np.int32, 0, last, given.name)
+      return environment_lib.ChoiceSpec(int(last) + 1, int(start))
+    starts = tuple(start.tolist())
+    return environment_lib.ChoicesSpec(given.shape, np.int32, 0, last, starts, given.name)
 
   def reset(self, seed: int | None) -> dm_env.TimeStep:
     if self._environment is None or (seed is not None and self._takes_seed):
@@ -121,9 +124,7 @@ class _DmEnv(host.LibraryEnv):
     return self._environment.reset()
 
   def step(self, action: np.ndarray) -> dm_env.TimeStep:
-    return self._environment.step(
-      np.asarray(action + self._first_choices, self._given_action.dtype)
-    )
+    return self._environment.step(np.asarray(action, self._given_action.dtype))
 
   def close(self) -> None:
     environment, self._environment = self._environment, None

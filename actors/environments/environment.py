@@ -19,6 +19,7 @@ Observation = Any  # an array, or a tree of arrays
 Metrics = Mapping[str, chex.Numeric]
 _NONE: Metrics = MappingProxyType({})
 
+FINITE_BOUNDS = 'finite bounds are needed with a finite difference, such as -1 and 1'
 REDUCTIONS = ('mean', 'sum', 'max', 'last')
 """How the values of a metric at the steps of an episode become one number, see `Environment.metrics`."""
 
@@ -240,6 +241,36 @@ class _CopiedSpec:
     return functools.partial(type(self), **self._get_constructor_kwargs()), ()  # type: ignore[attr-defined]
 
 
+class ChoiceSpec(_CopiedSpec, specs.DiscreteArray):
+  """Spec of one choice, or of a category, that agents count from 0 and its library from `start`."""
+
+  def __init__(self, num_values: int, start: int, dtype: Any = np.int32, name: str | None = None):
+    super().__init__(num_values, dtype, name)
+    self.start = start
+
+
+class ChoicesSpec(_CopiedSpec, specs.BoundedArray):
+  """Spec of several choices, each of which agents count from 0 and their library from its `start`."""
+
+  def __init__(
+    self,
+    shape: tuple[int, ...],
+    dtype: Any,
+    minimum: Any,
+    maximum: Any,
+    start: tuple[int, ...],
+    name: str | None = None,
+  ):
+    super().__init__(shape, dtype, minimum, maximum, name)
+    self.start = start
+
+
+def start_of(spec: specs.Array) -> Any:
+  """The number from which the environment's library counts what agents count from 0, [] or [M] int; or 0."""
+  start = getattr(spec, 'start', 0)
+  return np.asarray(start) if start else 0
+
+
 class ViewSpec(_CopiedSpec, specs.BoundedArray):
   """Spec of an observation vector with a view: a function of the vector that agents read with it.
 
@@ -347,6 +378,12 @@ def num_choices(action_spec: specs.BoundedArray) -> tuple[int, ...]:
   return tuple(int(x) + 1 for x in high)
 
 
+def has_finite_range(spec: specs.BoundedArray) -> bool:
+  """Whether the bounds of real numbers, and the differences between them, are finite in the spec's dtype."""
+  with np.errstate(over='ignore', invalid='ignore'):
+    return spec.dtype.kind != 'f' or bool(np.isfinite(spec.maximum - spec.minimum).all())
+
+
 def bounds_of(spec: specs.Array) -> tuple[np.ndarray, np.ndarray] | None:
   """Lower and upper bounds of values by a spec, in its dtype; None without bounds, and for bools.
 
@@ -417,8 +454,8 @@ def check(environment: Environment) -> None:
     raise ValueError(f'action_spec={action_spec!r}: a DiscreteArray or a BoundedArray is needed')
   if isinstance(action_spec, specs.DiscreteArray) and action_spec.dtype != np.int32:
     raise ValueError(f'action_spec has dtype {action_spec.dtype}: discrete actions are int32')
-  if not all(np.isfinite(bound).all() for bound in (action_spec.minimum, action_spec.maximum)):
-    raise ValueError(f'action_spec={action_spec!r}: finite bounds are needed')
+  if not has_finite_range(action_spec):
+    raise ValueError(f'action_spec={action_spec!r}: {FINITE_BOUNDS}')
   choices = num_choices(action_spec)
   if environment.action_names and len(environment.action_names) != sum(choices):
     raise ValueError(f'action_names={environment.action_names!r}: there are {sum(choices)} choices')

@@ -46,8 +46,12 @@ def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.Ti
   env, params = _construct(name, {key: options.pop(key) for key in taken if key in options})
   limit = getattr(params, TIME)
   max_steps = int(limit) if max_steps is None else max_steps
-  # `step_env` reports termination without the time limit, which some environments observe.
-  params = params.replace(**options, **{TIME: type(limit)(max_steps)})
+  params = params.replace(
+    **options, **{TIME: type(limit)(max_steps)}
+  )  # some environments observe it
+  unlimited = params.replace(**{TIME: type(limit)(2**30)})
+  # Before gymnax 1.0 its environments terminate at their time limit.
+  ends_by_limit = not hasattr(env, 'is_truncated')
   space = env.observation_space(params)
   is_unit = _is_unit(space)
 
@@ -62,8 +66,10 @@ def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.Ti
     return state, observe(observation)
 
   def advance(key, state, action):
-    observation, state, reward, is_terminated, _ = env.step_env(key, state, action, params)
-    return state, observe(observation), reward, is_terminated
+    observation, following, reward, is_terminated, _ = env.step_env(key, state, action, params)
+    if ends_by_limit:
+      *_, is_terminated, _ = env.step_env(key, state, action, unlimited)
+    return following, observe(observation), reward, is_terminated
 
   unlimited = adapter.Adapter(
     begin=begin,

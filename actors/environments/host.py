@@ -8,13 +8,16 @@ import abc
 import atexit
 import contextlib
 import functools
+import inspect
 import itertools
 import math
 import os
+import pathlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import dm_env
@@ -24,14 +27,17 @@ from absl import logging
 from dm_env import specs
 
 from hephaestus.actors.environments.environment import (
+  FINITE_BOUNDS,
   Environment,
   Observation,
   TimeStep,
   bounds_of,
   check_metrics,
   describe_bounds,
+  has_finite_range,
   num_choices,
   remarks,
+  start_of,
 )
 
 MAX_THREADS = 64  # of instances that are made together; more instances share these
@@ -47,6 +53,12 @@ SLOW = f'{ON_HOST}: far slower than one in JAX'
 REFUSAL = f'{ON_HOST}, and cannot be compiled; unroll it by `rollout.make_unroll`'
 
 
+class Failure(ValueError):  # noqa: N818
+  """An environment has failed, or contradicts its specs; names the environment, the file and the line."""
+
+  names_place = True
+
+
 class LibraryEnv(abc.ABC):
   """Interface of one environment instance of another library, with that library's dtypes.
 
@@ -60,6 +72,11 @@ class LibraryEnv(abc.ABC):
     return None
 
   @property
+  def inner(self) -> Any:
+    """The library's own object, whose file and line are named where it fails."""
+    return self
+
+  @property
   @abc.abstractmethod
   def observation_spec(self) -> specs.Array | Mapping[str, specs.Array]:
     """Spec of an observation: one spec, or a flat dict of them."""
@@ -70,7 +87,8 @@ class LibraryEnv(abc.ABC):
     """Spec of an action: one of three kinds.
 
     A `DiscreteArray`; a `BoundedArray` of floats with finite bounds; or a `BoundedArray` of integers with
-    one axis and minimum 0, for several choices at once.
+    one axis and minimum 0, for several choices at once. A `ChoiceSpec` or `ChoicesSpec` has choices that
+    `step` takes, and a `ChoiceSpec` an observation that `reset` and `step` give, counted from its `start`.
     """
 
   @property
@@ -121,6 +139,9 @@ class HostEnvironment(Environment):
     make_env: Callable[[], LibraryEnv],
     max_steps: int | None,
     metrics: Mapping[str, str] | None = None,
+    *,
+    name: str = 'environment',
+    make_rendered: Callable[[], LibraryEnv] | None = None,
   ):
     """Makes one instance, checks one reset and one step of it against its specs, and closes it.
 
@@ -128,24 +149,32 @@ class HostEnvironment(Environment):
       make_env: function that makes a new instance of the library's environment at every call.
       max_steps: time limit of at least 1, which truncates; None for the library's own.
       metrics: metrics in addition to `LibraryEnv.metrics`, whose reductions they may replace.
+      name: its name in error messages, such as 'gymnasium/CartPole-v1'.
+      make_rendered: as `make_env`, for instances whose frames are wanted; None for `make_env` itself.
 
     Raises:
+      Failure: a reset or a step of the instance fails; a ValueError, as are all others.
       ValueError: a spec or metric is not supported; a step type, shape, dtype or value contradicts the specs
         or `LibraryEnv`; or the time limit is invalid, or missing. The message names it.
     """
     if max_steps is not None:
       _check_limit(max_steps)
-    self.make_env = make_env
+    self.name, self.make_env, self.make_rendered = name, make_env, make_rendered or make_env
     self._metrics: Mapping[str, str] = {} if metrics is None else metrics
     check_metrics(self._metrics)
-    instance = Instance(self, _Thread())
+    instance = Instance(self, _Thread(), make_env)
     try:
-      instance.call(lambda: self._ask(instance.env, max_steps))
+      instance.call(lambda: self._ask(instance, max_steps))
+    except Failure:
+      raise
+    except ValueError as error:
+      raise ValueError(f'environment.name={name!r}: {error}') from error
     finally:
       instance.close()
 
-  def _ask(self, env: LibraryEnv, max_steps: int | None) -> None:
+  def _ask(self, instance: 'Instance', max_steps: int | None) -> None:
     """Reads the specs and the time limit of an instance, and checks a reset and a step; see `__init__`."""
+    env = instance.env
     limit = env.max_steps if max_steps is None else max_steps
     if limit is None:
       raise ValueError('has no limit of its own; give environment.max_steps, such as 1000')
@@ -153,20 +182,24 @@ class HostEnvironment(Environment):
     self._max_steps: int = limit
     check_metrics(env.metrics)
     self._metrics = {**env.metrics, **self._metrics}
-    first = env.reset(0)
+    with instance.naming('reset'):
+      first = env.reset(0)
     self._action_spec = _action_spec(env.action_spec)
     self.fields = _fields(env.observation_spec, self._action_spec)
-    _check_timestep(self, 'reset', first)
-    if not first.first():
-      raise ValueError(f'timestep.step_type: reset gives {first.step_type!r}, FIRST is needed')
-    following = env.step(_some_action(self._action_spec, first.observation))
-    _check_timestep(self, 'step', following)
-    if following.first():
-      raise ValueError('timestep.step_type: step gives FIRST, MID or LAST is needed')
-    for name in ('reward', 'discount'):
-      value = np.asarray(getattr(following, name))
-      if value.shape != () or value.dtype.kind not in 'biuf' or not np.isfinite(value):
-        raise ValueError(f'timestep.{name}: step gives {value!r}, one finite number is needed')
+    with instance.naming('reset'):
+      _check_timestep(self, 'reset', first)
+      if not first.first():
+        raise ValueError(f'timestep.step_type: reset gives {first.step_type!r}, FIRST is needed')
+    some_action = _some_action(self._action_spec, first.observation)
+    with instance.naming('step'):
+      following = env.step(some_action + start_of(self._action_spec))
+      _check_timestep(self, 'step', following)
+      if following.first():
+        raise ValueError('timestep.step_type: step gives FIRST, MID or LAST is needed')
+      for name in ('reward', 'discount'):
+        value = np.asarray(getattr(following, name))
+        if value.shape != () or value.dtype.kind not in 'biuf' or not np.isfinite(value):
+          raise ValueError(f'timestep.{name}: step gives {value!r}, one finite number is needed')
 
   @property
   def observation_spec(self) -> Any:
@@ -186,10 +219,14 @@ class HostEnvironment(Environment):
   def metrics(self) -> Mapping[str, str]:
     return self._metrics
 
-  def make(self, count: int) -> list['Instance']:
-    """Returns new instances, with a thread each or `MAX_THREADS` together; reset each before its first step."""
+  def make(self, count: int, *, is_rendered: bool = False) -> list['Instance']:
+    """Returns new instances, with a thread each or `MAX_THREADS` together; reset each before its first step.
+
+    Without `is_rendered` they may have no frames.
+    """
     threads = [_Thread() for _ in range(min(count, MAX_THREADS))]
-    return [Instance(self, threads[n % len(threads)]) for n in range(count)]
+    make_env = self.make_rendered if is_rendered else self.make_env
+    return [Instance(self, threads[n % len(threads)], make_env) for n in range(count)]
 
   def reset(self, key: Any) -> Any:
     """Raises ValueError; see `Instance.reset`."""
@@ -214,9 +251,15 @@ class Instance:
   Instances that are open when the process ends are closed then.
   """
 
-  def __init__(self, environment: HostEnvironment, thread: '_Thread'):
+  def __init__(
+    self,
+    environment: HostEnvironment,
+    thread: '_Thread',
+    make_env: Callable[[], LibraryEnv],
+  ):
     self._environment = environment
     self._thread = thread
+    self._make_env = make_env
     self._env: LibraryEnv | None = None
     self._num_steps = 0
     self._is_over = False
@@ -226,7 +269,7 @@ class Instance:
   def env(self) -> LibraryEnv:
     """The library's environment; read it in this instance's thread only, see `call`."""
     if self._env is None:
-      self._env = self._environment.make_env()
+      self._env = self._make_env()
       _open.add(self)
     return self._env
 
@@ -248,11 +291,15 @@ class Instance:
     self._thread.calls.put((function, results))
 
   def reset(self, seed: int | None) -> TimeStep:
-    """Begins an episode and returns its FIRST time step; see `LibraryEnv.reset` and `step`."""
+    """Begins an episode and returns its FIRST time step; see `LibraryEnv.reset` and `step`.
+
+    Raises:
+      Failure: it raises an error, or its observation contradicts the specs, see `Field.read`.
+    """
     return self.call(lambda: self._reset(seed))
 
   def step(self, action: np.ndarray) -> TimeStep:
-    """Takes one action, or begins the next episode after LAST; raises ValueError as `Field.read`."""
+    """Takes one action, or begins the next episode after LAST; raises Failure as `reset`."""
     return self.call(lambda: self._step(action))
 
   def render(self) -> np.ndarray | None:
@@ -270,16 +317,32 @@ class Instance:
     if env is not None:
       env.close()
 
+  @contextlib.contextmanager
+  def naming(self, function: str) -> Iterator[None]:
+    """Within the context, any error becomes a `Failure` of the library's `function`, 'reset' or 'step'."""
+    try:
+      yield
+    except BaseException as error:  # a process whose environment calls sys.exit(0) has not finished
+      said = (
+        str(error) if isinstance(error, ValueError) else f'the environment raised {error!r:.300}'
+      )
+      inner = None if self._env is None else self._env.inner
+      raise Failure(
+        f'environment.name={self._environment.name!r}: {said}{_place(error, inner, function)}'
+      ) from error
+
   def _reset(self, seed: int | None) -> TimeStep:
     self._num_steps = 0
-    timestep = self.env.reset(seed)
-    return self._read(timestep._replace(reward=None, discount=None))
+    with self.naming('reset'):
+      timestep = self.env.reset(seed)
+      return self._read(timestep._replace(reward=None, discount=None))
 
   def _step(self, action: np.ndarray) -> TimeStep:
     if self._is_over:
       return self._reset(None)
     self._num_steps += 1
-    timestep = self._read(self.env.step(action))
+    with self.naming('step'):
+      timestep = self._read(self.env.step(action + start_of(self._environment.action_spec)))
     if self._num_steps >= self._environment.max_steps and not self._is_over:
       self._is_over = True
       last: Any = np.int32(dm_env.StepType.LAST)
@@ -293,6 +356,8 @@ class Instance:
     if not np.isfinite(reward):
       raise ValueError(f'timestep.reward: is {reward} after {self._num_steps} steps of an episode')
     discount: Any = np.float32(1.0 if timestep.discount is None else timestep.discount)
+    if not 0 <= discount <= 1:
+      raise ValueError(f'timestep.discount: is {discount}, and must be within [0, 1]')
     observation = self._observe(timestep.observation)
     return TimeStep(step_type, reward, discount, observation, self._measure())
 
@@ -307,7 +372,31 @@ class Instance:
     fields = self._environment.fields
     if SINGLE in fields:
       return fields[SINGLE].read(observation)
+    for name, field in fields.items():
+      if not isinstance(observation, Mapping) or name not in observation:
+        raise ValueError(
+          f'timestep.observation{field.path}: the spec has it, this observation does not'
+        )
     return {name: field.read(observation[name]) for name, field in fields.items()}
+
+
+def _place(error: BaseException, inner: Any, function: str) -> str:
+  """' (FILE:LINE, in FUNCTION)': where the environment `inner` raised an error, or defines the function."""
+  ours = str(pathlib.Path(__file__).parents[1])
+  frames: list[traceback.FrameSummary] = []
+  each: BaseException | None = error
+  while each is not None:
+    found = traceback.extract_tb(each.__traceback__)
+    frames = [frame for frame in found if not frame.filename.startswith(ours)] or frames
+    each = each.__cause__
+  method: Any = getattr(inner, function, None)
+  code = getattr(inspect.unwrap(method), '__code__', None)
+  if not frames and code is not None:  # it has raised nothing, but returned what it must not
+    return f' ({code.co_filename}:{code.co_firstlineno}, {function})'
+  of_environment = [frame for frame in frames if code and frame.filename == code.co_filename]
+  for frame in reversed(of_environment or frames):
+    return f' ({frame.filename}:{frame.lineno}, in {frame.name})'
+  return ''
 
 
 _Results = queue.SimpleQueue[tuple[Any, Exception | None]]  # of calls: result and error
@@ -411,6 +500,7 @@ class Field:
     self.num_outside = 0
     self._shape, self._dtype = given.shape, spec.dtype
     self._num_choices = given.num_values if isinstance(given, specs.DiscreteArray) else 0
+    self._start = start_of(given)
     limits: Any = bounds_of(spec)
     self._safe: tuple[Any, ...] = ()  # dtypes whose values cannot be outside
     if spec.dtype.kind in 'iu':
@@ -427,7 +517,7 @@ class Field:
     become its nearest number.
 
     Raises:
-      ValueError: its shape differs from `given`, or it is none of the choices.
+      ValueError: its shape differs from `given`, it is none of the choices, or not finite.
     """
     array = np.asarray(value)
     if array.shape != self._shape:
@@ -435,15 +525,16 @@ class Field:
         f'timestep.observation{self.path}: the spec says {list(self._shape)}, '
         f'it is {list(array.shape)}'
       )
-    if self._num_choices and not 0 <= array < self._num_choices:
-      raise ValueError(
-        f'timestep.observation{self.path}: the spec has {self._num_choices} values, it is {array}'
-      )
+    array = self._chosen(array, 'it is')
     if self._axis is not None:
       array = _image(array, self._axis)
     if self._limits is not None and array.dtype not in self._safe:
       array = self._within(array, *self._limits)
-    return array.astype(self._dtype, copy=False)
+    with np.errstate(over='ignore'):
+      array = array.astype(self._dtype, copy=False)
+    if self._dtype.kind == 'f' and not np.isfinite(array).all():
+      raise ValueError(f'timestep.observation{self.path}: has a number that is not finite')
+    return array
 
   def _within(self, array: np.ndarray, low: Any, high: Any) -> np.ndarray:
     """Counts values outside the bounds, and moves integers into the range of the dtype."""
@@ -479,8 +570,19 @@ class Field:
       is_finite = array.dtype.kind != 'f' or np.isfinite(array.astype(self._dtype)).all()
     if not is_finite:
       raise ValueError(f'{name}: {function} gives a number that is not finite')
-    if self._num_choices and not 0 <= array < self._num_choices:
-      raise ValueError(f'{name}: the spec has {self._num_choices} values, {function} gives {array}')
+    self._chosen(array, f'{function} gives')
+
+  def _chosen(self, array: np.ndarray, given: str) -> np.ndarray:
+    """Counts a choice from 0; ValueError if there is no such choice. Other arrays stay as they are."""
+    if not self._num_choices:
+      return array
+    from_zero = array - self._start
+    if not (0 <= from_zero < self._num_choices and from_zero == int(from_zero)):
+      begin = f' from {self._start} on' if self._start else ''
+      raise ValueError(
+        f'timestep.observation{self.path}: the spec has {self._num_choices} values{begin}, {given} {array}'
+      )
+    return from_zero
 
 
 def _fields(given: Any, action_spec: specs.BoundedArray) -> dict[str, Field]:
@@ -509,7 +611,7 @@ def _field(path: str, given: Any) -> Field:
       f'observation_spec{path}={given!r}: an array of numbers is needed, or a flat dict of arrays'
     )
   if isinstance(given, specs.DiscreteArray):
-    spec: specs.Array = specs.DiscreteArray(given.num_values, np.int32, given.name)
+    spec: specs.Array = given.replace(dtype=np.int32)
   else:
     spec = _converted(given)
   axis = _image_axis(spec)
@@ -564,7 +666,7 @@ def _converted(given: specs.Array) -> specs.Array:
 
 def _action_spec(given: Any) -> specs.BoundedArray:
   if isinstance(given, specs.DiscreteArray):
-    return specs.DiscreteArray(given.num_values, np.int32, given.name)
+    return given.replace(dtype=np.int32)
   if not isinstance(given, specs.BoundedArray) or given.dtype.kind not in 'iuf':
     raise ValueError(
       f'action_spec={given!r}: a DiscreteArray, or a BoundedArray of numbers is needed'
@@ -573,12 +675,12 @@ def _action_spec(given: Any) -> specs.BoundedArray:
     limits = np.iinfo(np.int32)
     bounds = np.broadcast_arrays(given.minimum, given.maximum)
     low, high = (np.clip(bound, limits.min, limits.max) for bound in bounds)
-    spec = specs.BoundedArray(given.shape, np.int32, low, high, given.name)
+    spec = given.replace(dtype=np.int32, minimum=low, maximum=high)
     num_choices(spec)  # raises ValueError for other ranks
     return spec
   spec = _converted(given)
-  if not (np.isfinite(spec.minimum).all() and np.isfinite(spec.maximum).all()):
-    raise ValueError(f'action_spec={given!r}: finite bounds are needed')
+  if not has_finite_range(spec):
+    raise ValueError(f'action_spec={given!r}: {FINITE_BOUNDS}')
   return spec
 
 

@@ -201,9 +201,9 @@ def random_action(
   """
   choices = num_choices(action_spec)
   if not choices:
-    low, high = action_spec.minimum, action_spec.maximum
-    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+    if not environment_lib.has_finite_range(action_spec):
       raise ValueError(f'action_spec={action_spec}: no action is uniform between infinite bounds')
+    low, high = action_spec.minimum, action_spec.maximum
     return jax.random.uniform(key, action_spec.shape, action_spec.dtype, low, high)
   mask = observation.get('action_mask') if isinstance(observation, dict) else None
   if not action_spec.shape:
@@ -221,7 +221,7 @@ def _random_choice(
   is_legal = mask | ~mask.any()
   # The chosen one counts from 0 among the legal actions. Its index is the number of actions up to
   # which there are at most so many legal ones.
-  up_to = np.tri(num_values, dtype=np.float32) @ is_legal.astype(np.float32)
+  up_to = jnp.cumsum(is_legal, dtype=np.uint32)
   chosen = jax.random.bits(key, (), np.uint32) % is_legal.sum(dtype=np.uint32)
   return jnp.sum(up_to <= chosen, dtype=dtype)
 

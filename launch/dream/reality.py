@@ -70,7 +70,7 @@ class OnHost:
 
   def __init__(self, environment: host.HostEnvironment):
     self._spec = environment.action_spec
-    (self._instance,) = environment.make(1)
+    (self._instance,) = environment.make(1, is_rendered=True)
     self._at: _History | None = None
 
   def begin(self, key: jax.Array) -> Moment:

@@ -22,6 +22,8 @@ FIELDS = {  # kinds of specs, and what they have in addition to shape and dtype
   specs.BoundedArray: ('minimum', 'maximum'),
   specs.DiscreteArray: ('num_values',),
   environment_lib.BoardSpec: ('board_shape',),
+  environment_lib.ChoiceSpec: ('num_values', 'start'),
+  environment_lib.ChoicesSpec: ('minimum', 'maximum', 'start'),
 }
 
 
@@ -170,6 +172,6 @@ def _spec_from_json(content: Any) -> Any:
     elif isinstance(value, dict):  # where numbers may be text
       numbers = [float(x) if isinstance(x, str) else x for x in value['values']]
       values[name] = np.array(numbers, values['dtype']).reshape(value['shape'])
-  if kind is specs.DiscreteArray:
+  if issubclass(kind, specs.DiscreteArray):
     del values['shape']
   return kind(**values)

@@ -74,8 +74,9 @@ def write(policy: policy_lib.Policy, out: pathlib.Path) -> None:
     given = jax.tree.unflatten(jax.tree.structure(arguments), leaves)
     state = policy_lib.State(given['state'], given['first'], jnp.zeros((), jnp.int32))
     noise = jax.tree.map(lambda x: x[None], given['noise'])
+    specs = policy.observation_spec, policy.action_spec
     action, state = policy_lib.step(
-      agent, policy.params, noise, state, given['observation'], greedy=False
+      agent, specs, policy.params, noise, state, given['observation'], greedy=False
     )
     return [action, *jax.tree.leaves(state.memory)]
 

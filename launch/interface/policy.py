@@ -9,6 +9,7 @@ import dm_env
 import jax
 import jax.numpy as jnp
 import numpy as np
+from dm_env import specs as specs_lib
 
 from hephaestus.actors import environments
 from hephaestus.actors.environments import environment as environment_lib
@@ -71,7 +72,8 @@ class Policy:
     self.agent = agent
     self._exported = exported._replace(arrays={})
     self._environment = environment
-    self._act = jax.jit(functools.partial(step, agent), static_argnames='greedy')
+    specs = self.observation_spec, self.action_spec
+    self._act = jax.jit(functools.partial(step, agent, specs), static_argnames='greedy')
     self._tree: Any
     flat, self._tree = jax.tree_util.tree_flatten_with_path(self.observation_spec)
     self._leaves = [(jax.tree_util.keystr(path), spec) for path, spec in flat]
@@ -122,7 +124,8 @@ class Policy:
 
     Args:
       observation: tree of arrays as in `observation_spec`, with a leading axis N if the state has a
-        batch axis. An action mask is its entry `action_mask`, True for legal actions.
+        batch axis. An action mask is its entry `action_mask`, True for legal actions. A Discrete one of
+        gymnasium is as its space has it, from its `start` on.
       state: the state from `initial_state`, from `reset`, or from the call before.
       key: PRNG key of the samples; the same key may be given at each step, since the number of calls
         is folded into it. Not needed for greedy actions.
@@ -130,10 +133,12 @@ class Policy:
 
     Returns:
       The action, a NumPy array as in `action_spec` with the same leading axis (a JAX array while
-      being traced), and the state for the next step.
+      being traced), and the state for the next step. Choices count from the `start` of gymnasium's space,
+      or the minimum of dm_env's spec.
 
     Raises:
-      ValueError: the observation has another shape or structure, or the key is missing.
+      ValueError: the observation has another shape or structure, has a number that its spec does not have
+        (of bools, integers and Discrete ones), or the key is missing.
     """
     if key is None and not greedy:
       raise ValueError(
@@ -190,9 +195,7 @@ class Policy:
       raise ValueError(f'observation: should {needed}, see observation_spec') from None
     checked = []
     for (name, spec), leaf in zip(self._leaves, leaves, strict=True):
-      array = (
-        leaf.astype(spec.dtype) if isinstance(leaf, jax.Array) else np.asarray(leaf, spec.dtype)
-      )
+      array = _of_spec(f'observation{name}', spec, leaf)
       if array.shape != (*batch, *spec.shape):
         raise ValueError(
           f'observation{name}: has shape {array.shape}, and should have {(*batch, *spec.shape)}, as the '
@@ -200,6 +203,24 @@ class Policy:
         )
       checked.append(array)
     return jax.tree.unflatten(self._tree, checked)
+
+
+def _of_spec(name: str, spec: Any, leaf: Any) -> Any:
+  """An array of the spec's dtype; ValueError if it would change bools or integers, or is no such choice."""
+  if isinstance(leaf, jax.core.Tracer) or spec.dtype.kind == 'f':
+    return leaf.astype(spec.dtype) if isinstance(leaf, jax.Array) else np.asarray(leaf, spec.dtype)
+  given = np.asarray(leaf)
+  with np.errstate(invalid='ignore'):
+    array = given.astype(spec.dtype)
+  if isinstance(spec, specs_lib.DiscreteArray):
+    first = int(environment_lib.start_of(spec))
+    lost = (array != given) | (array < first) | (array >= first + spec.num_values)
+    needed = f'one of {first} to {first + spec.num_values - 1}'
+  else:
+    lost, needed = array != given, f'{spec.dtype}'
+  if lost.any():
+    raise ValueError(f'{name}: is {given[lost][0]}, and should be {needed}, see observation_spec')
+  return array
 
 
 @functools.cache
@@ -210,6 +231,7 @@ def _default_key() -> jax.Array:
 
 def step(
   agent: agent_lib.Agent,
+  specs: tuple[Any, specs_lib.BoundedArray],
   params: Any,
   key: Any,
   state: State,
@@ -217,8 +239,12 @@ def step(
   *,
   greedy: bool,
 ) -> tuple[jax.Array, State]:
-  """The function that `Policy.act` compiles; `key` may be noise [N, ...] instead, see `Agent.noise`."""
+  """The function that `Policy.act` compiles; `key` may be noise [N, ...] instead, see `Agent.noise`.
+
+  The `specs` of observation and action say from which numbers their choices count, see `start_of`.
+  """
   one = not state.first.ndim
+  observation = jax.tree.map(lambda spec, x: _shifted(spec, x, -1), specs[0], observation)
   first, observation = jax.tree.map(lambda x: x[None] if one else x, (state.first, observation))
   kinds = dm_env.StepType
   timestep = environment_lib.TimeStep(
@@ -231,7 +257,13 @@ def step(
     key = jax.random.fold_in(key, state.num_calls)
   memory, decision = agent.act(params, key, state.memory, timestep, greedy=greedy)
   action = decision.action[0] if one else decision.action
-  return action, State(memory, jnp.zeros_like(state.first), state.num_calls + 1)
+  return _shifted(specs[1], action, 1), State(
+    memory, jnp.zeros_like(state.first), state.num_calls + 1
+  )
+
+
+def _shifted(spec: Any, array: Any, sign: int) -> Any:
+  return array + sign * environment_lib.start_of(spec) if hasattr(spec, 'start') else array
 
 
 def load(

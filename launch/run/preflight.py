@@ -33,6 +33,8 @@ def check_environment(config: launch_config.ExperimentConfig) -> list[str]:
   name = config.environment['name']
   try:
     found = check_values(environment, config.seed)
+  except host.Failure:  # which names it
+    raise
   except ValueError as error:
     raise ValueError(f'environment.name={name!r}: {error}') from error
   found = [*config.record.warnings(parts_lib.make_parts(config).trained), *found]

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from dm_env import specs
 
-from hephaestus.actors import environments, rollout
+from hephaestus.actors import environments, episodes, rollout
 from hephaestus.actors.environments import host, wrappers
+from hephaestus.launch import user_errors
 
 Corridor, LENGTH, MAX_STEPS = corridor.Corridor, corridor.LENGTH, corridor.MAX_STEPS
 FIRST, MID, LAST = dm_env.StepType
@@ -52,18 +53,21 @@ def test_exception_of_an_environment_ends_the_unroll():
 
   unroll = make_unroll(wrap(Breaking))
   state = unroll.init(jax.random.key(0))
-  with pytest.raises(OSError, match='the game has crashed'):
+  words = rf"name='corridor'.*OSError\('the game has crashed'\) \({__file__}:\d+, in step\)"
+  with pytest.raises(host.Failure, match=words) as error:
     for key in jax.random.split(jax.random.key(1), 9):
       state, *_ = unroll.unroll((), key, state, np.int32(0), np.int32(0))
+  assert isinstance(error.value.__cause__, OSError)  # whose traceback is shown, too
 
 
 class Thin(host.LibraryEnv):
   """An environment of dm_env without conversion."""
 
   action_spec = specs.DiscreteArray(3)
+  inner = None
 
   def __init__(self, inner):
-    self._inner = inner
+    self.inner = self._inner = inner
 
   @property
   def observation_spec(self):
@@ -77,7 +81,7 @@ class Thin(host.LibraryEnv):
 
 
 def wrap(kind, **options):
-  return host.HostEnvironment(lambda: Thin(kind(**options)), MAX_STEPS)
+  return host.HostEnvironment(lambda: Thin(kind(**options)), MAX_STEPS, name='corridor')
 
 
 class Slipping(Corridor):
@@ -115,7 +119,7 @@ class Slipping(Corridor):
 def test_environment_that_contradicts_its_specs_is_rejected_by_field(options, words):
   with pytest.raises(ValueError) as error, np.errstate(over='ignore'):
     wrap(Slipping, **options)
-  for word in words:
+  for word in ("environment.name='corridor': ", f'({__file__}:', *words):
     assert word in str(error.value)
 
 
@@ -190,7 +194,7 @@ def test_late_values_do_not_wrap_and_those_outside_are_counted_and_logged_once(
   assert len(caplog.records) == min(1, num_outside)
 
 
-@pytest.mark.parametrize('value', [-1, 3])
+@pytest.mark.parametrize('value', [-1, 3, 0.9])
 def test_choice_that_does_not_exist_is_an_error(value):
   with pytest.raises(ValueError, match=rf'the spec has 3 values, it is {value}'):
     host._field("['place']", specs.DiscreteArray(3)).read(np.asarray(value))
@@ -274,6 +278,10 @@ class Described(Corridor):
     ({'action': specs.BoundedArray((2,), int, 0, 1)}, ["['action_mask']", '[3]', '[4]']),
     ({'action': specs.Array((2,), float)}, ['action_spec=', 'DiscreteArray']),
     ({'action': specs.BoundedArray((2,), float, -np.inf, 1)}, ['action_spec=', 'finite bounds']),
+    (
+      {'action': specs.BoundedArray((1,), np.float32, *np.finfo(np.float32).max * np.c_[[-1, 1]])},
+      ['action_spec=', 'finite difference'],
+    ),
   ],
 )
 def test_unsupported_spec_is_rejected(monkeypatch, options, words):
@@ -387,8 +395,8 @@ def test_images_with_channels_first_and_stacks_of_frames_have_channels_last(
     np.testing.assert_array_equal(read, np.stack(list(channels), -1))
 
 
-@pytest.mark.parametrize('form', ['flat', 'tuple'])
-def test_mask_of_several_choices_of_gymnasium_is_flat_or_a_tuple(form):
+@pytest.mark.parametrize('form', ['flat', 'tuple', 'method'])
+def test_mask_of_several_choices_of_gymnasium_is_flat_or_a_tuple_or_a_method(form):
   gymnasium = pytest.importorskip('gymnasium')
   masks = np.array([0, 1, 1], np.int8), np.array([1, 0], np.int8)
 
@@ -404,8 +412,11 @@ def test_mask_of_several_choices_of_gymnasium_is_flat_or_a_tuple(form):
       return np.zeros(2, np.float32), 0.0, False, False, self._info()
 
     def _info(self):
-      return {'action_mask': masks if form == 'tuple' else np.concatenate(masks)}
+      flat = np.concatenate(masks)
+      return {} if form == 'method' else {'action_mask': masks if form == 'tuple' else flat}
 
+  if form == 'method':  # as masked PPO of sb3-contrib reads it
+    Several.action_masks = lambda self: np.concatenate(masks).astype(bool)
   gymnasium.register(f'Several{form}-v0', Several, max_episode_steps=MAX_STEPS)
   environment = environments.make(f'gymnasium/Several{form}-v0')
   host.check_values(environment, 0, num_steps=20)
@@ -448,14 +459,129 @@ def test_old_interface_and_mask_of_step_or_reset_only_are_refused(reset, step, w
     assert word in str(error.value)
 
 
-def test_late_reward_that_is_not_finite_is_an_error_with_its_step():
+@pytest.mark.parametrize(
+  'changes, words',
+  [
+    ({'reward': np.nan}, r'timestep\.reward: is nan after 3 steps of an episode'),
+    ({'discount': 2.0}, r'timestep\.discount: is 2.0, and must be within \[0, 1\]'),
+    ({'observation': {'wind': np.inf}}, r"\['wind'\]: has a number that is not finite"),
+    ({'observation': {}}, r"observation\['.*'\]: the spec has it, this observation does not"),
+  ],
+)
+def test_late_fault_names_the_environment_and_its_file_and_line(changes, words):
   class Late(Corridor):
     def step(self, action):
       self.count = getattr(self, 'count', 0) + 1
-      return super().step(action)._replace(reward=np.nan if self.count == 3 else 0.0)
+      timestep = super().step(action)
+      if self.count < 3:
+        return timestep
+      wrong = changes.get('observation', {})
+      observation = (
+        {**timestep.observation, **wrong} if wrong or 'observation' not in changes else {}
+      )
+      return timestep._replace(**{**changes, 'observation': observation})
 
   (instance,) = wrap(Late).make(1)
   instance.reset(0)
-  with pytest.raises(ValueError, match=r'timestep\.reward: is nan after 3 steps of an episode'):
+  with pytest.raises(host.Failure, match=words) as error:
     for _ in range(3):
       instance.step(np.int32(1))
+  line = Late.step.__code__.co_firstlineno
+  assert str(error.value).startswith("environment.name='corridor': ")
+  assert str(error.value).endswith(f' ({__file__}:{line}, step)')
+  assert user_errors.line(error.value) == str(error.value)  # the one line that a command prints
+
+
+def test_action_space_that_changes_is_refused():
+  gymnasium = pytest.importorskip('gymnasium')
+
+  class Growing(gymnasium.Env):
+    observation_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self):
+      self.action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+      return 0, {}
+
+    def step(self, action):
+      self.action_space.n += 1
+      return 1, 0.0, True, False, {}
+
+  gymnasium.register('Growing-v0', Growing, max_episode_steps=MAX_STEPS)
+  (instance,) = environments.make('gymnasium/Growing-v0').make(1)
+  instance.reset(0)
+  instance.step(np.int32(0))
+  with pytest.raises(
+    host.Failure, match=r"'gymnasium/Growing-v0': action_space: was Discrete\(2\)"
+  ):
+    instance.step(np.int32(0))
+
+
+@pytest.mark.parametrize('takes_mode', [True, False])
+def test_render_mode_is_set_only_where_frames_are_wanted(takes_mode):
+  gymnasium = pytest.importorskip('gymnasium')
+  modes = []
+
+  class Drawn(gymnasium.Env):
+    metadata = {'render_modes': ['rgb_array']}  # noqa: RUF012  as in other environments
+    action_space = observation_space = gymnasium.spaces.Discrete(2)
+    render_mode = None
+
+    def __init__(self, **options):
+      modes.append(options.get('render_mode'))
+      if options and not takes_mode:
+        raise TypeError('__init__() got an unexpected keyword argument')
+      self.render_mode = options.get('render_mode')
+
+    def reset(self, seed=None, options=None):
+      return 0, {}
+
+    def step(self, action):
+      return 1, 0.0, True, False, {}
+
+    def render(self):
+      return np.zeros((2, 2, 3), np.uint8)
+
+  gymnasium.registry.pop('Drawn-v0', None)
+  gymnasium.register('Drawn-v0', Drawn, max_episode_steps=MAX_STEPS)
+  environment = environments.make('gymnasium/Drawn-v0')
+  agent = rollout.random_agent(environment.action_spec)
+  play = episodes.Play(environment, agent, 2)
+  play.evaluate((), jax.random.key(0), 2)
+  assert set(modes) == {None}
+  frames = play.record((), jax.random.key(0)).frames
+  play.close()
+  assert (frames is not None) == takes_mode and modes[-1] == 'rgb_array'
+
+
+@pytest.mark.parametrize('wrapper', ['NormalizeObservation', 'NormalizeReward'])
+def test_wrapper_with_statistics_of_its_own_is_refused_unless_they_are_fixed(wrapper):
+  gymnasium = pytest.importorskip('gymnasium')
+
+  def make(is_fixed=False):
+    inner = gymnasium.wrappers.TimeLimit(gymnasium.make('CartPole-v1').unwrapped, MAX_STEPS)
+    env = getattr(gymnasium.wrappers, wrapper)(inner)
+    env.update_running_mean = not is_fixed
+    return gymnasium.wrappers.ClipReward(env, -1.0, 1.0)
+
+  name = environments.register(make)
+  with pytest.raises(ValueError, match=f'{wrapper} keeps running statistics.*leave it out'):
+    environments.make(name)
+  assert environments.make(name, is_fixed=True).max_steps == MAX_STEPS
+
+
+def test_vector_environment_is_refused(monkeypatch):
+  gymnasium = pytest.importorskip('gymnasium')
+  make = lambda: gymnasium.make_vec('CartPole-v1', 2)
+  mine = types.ModuleType('mine')
+  mine.Vector = gymnasium.vector.SyncVectorEnv
+  monkeypatch.setitem(sys.modules, 'mine', mine)
+  for attempt in (
+    lambda: environments.register(make()),
+    lambda: environments.register(gymnasium.vector.SyncVectorEnv),
+    lambda: environments.make(environments.register(make)),
+    lambda: environments.make('mine:Vector'),
+  ):
+    with pytest.raises(ValueError, match=r'is a vector of environments; .* set actor\.num_envs'):
+      attempt()

@@ -191,6 +191,10 @@ CONTRADICTIONS = [
     {'action_spec': specs.BoundedArray((1,), np.float32, -np.inf, np.inf)},
     ['action_spec=', 'finite bounds are needed'],
   ),
+  (
+    {'action_spec': specs.BoundedArray((1,), np.float32, -3e38, 3e38)},
+    ['action_spec=', 'finite difference'],
+  ),
   ({'action_names': ('up', 'down', 'left')}, ["action_names=('up', 'down', 'left')", '2 choices']),
   ({'max_steps': None}, ['max_steps=None']),
   (

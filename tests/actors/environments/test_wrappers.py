@@ -161,6 +161,16 @@ def test_continuous_random_actions_fill_their_bounds():
   np.testing.assert_allclose(actions.max(axis=0), high, atol=0.1)
 
 
+def test_random_choice_among_very_many_actions_is_compiled_without_large_constants():
+  spec = specs.DiscreteArray(10_000)
+  mask = np.isin(np.arange(10_000), (7, 9_999))
+  draw = lambda key: wrappers.random_action(key, spec, {'action_mask': jnp.asarray(mask)})
+  keys = jax.random.split(jax.random.key(0), 32)
+  traced = jax.make_jaxpr(jax.vmap(draw))(keys)
+  assert sum(np.size(x) for x in traced.consts) < 100_000
+  assert set(np.asarray(jax.vmap(draw)(keys)).tolist()) == {7, 9_999}
+
+
 def test_several_random_choices_are_uniform_among_the_legal():
   spec = specs.BoundedArray((2,), np.int32, 0, [2, 1])
   mask = np.array([True, False, True, False, False])  # of the second, none is legal
