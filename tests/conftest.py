@@ -51,6 +51,7 @@ def pytest_configure(config):
 GROUPS = {
   'a run of the dreamer': (
     'launch/run/test_without_distributed.py',
+    'launch/test_trust.py',
     'launch/doctor/',
     'launch/bench/test_dreams.py',
     'launch/interface/',
