@@ -57,6 +57,15 @@ class Trainer:
     return jax.tree.map(plain, self.state)
 
 
+def shapes_after(made, state, batch):
+  """Shapes of the next state and of the metrics of one device; an error where it cannot be traced.
+
+  Under `vmap`, which names an axis, too, tracing would take twice as long.
+  """
+  trace = jax.make_jaxpr(made.update, axis_env=[(devices_lib.DEVICES, 1)], return_shape=True)
+  return trace(state, batch)[1]
+
+
 def assert_same_step(one, eight, batch):
   """Trainers of one and of eight devices take the same first update of the dreamer on a batch."""
   expected, found = one.begin().step(batch), eight.begin().step(batch)

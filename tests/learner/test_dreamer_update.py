@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_dreamer import BATCH, NUM_STEPS, RATES, make_batch, make_dreamer, random_features
-from trainer import Trainer, assert_same_step
+from trainer import Trainer, assert_same_step, shapes_after
 
 from hephaestus.agents import experience, returns
 from hephaestus.agents.cognition import survival
@@ -406,10 +406,8 @@ def test_update_computes_only_the_steps_of_its_horizon(dreamer, one_device):
 
 def trace(dreamer):
   """Shapes of a state, of the next one and of the metrics, from one update of one device."""
-  made = dreamer_update.make_update(dreamer, RATES)
-  add_axis = lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype)
-  state, batch = jax.tree.map(add_axis, (initial(dreamer), make_batch(dreamer)))
-  return state, *jax.eval_shape(jax.vmap(made.update, axis_name=devices.DEVICES), state, batch)
+  made, state = dreamer_update.make_update(dreamer, RATES), initial(dreamer)
+  return state, *shapes_after(made, state, make_batch(dreamer))
 
 
 def initial(dreamer):
