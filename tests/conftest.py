@@ -63,6 +63,7 @@ GROUPS = {
     'actors/environments/test_host.py',
     'actors/environments/test_make.py',
   ),
+  'updates of the dreamer': ('learner/test_dreamer_update.py', 'learner/test_update_digests.py'),
   'agents': ('agents/',),
 }
 
