@@ -230,7 +230,7 @@ def test_run_stopped_before_its_first_checkpoint_takes_its_origin_when_resumed(
 def test_dreamer_with_options_is_trained_dreams_and_its_replay_is_shown(train, tmp_path, capsys):
   """Salience and a Gaussian latent, which are off by default, have no other real run."""
   folder = tmp_path / 'run'
-  options = ['agent.window=2', 'agent.latent=gaussian', 'agent.ensemble_size=1']
+  options = ['agent.window=2', 'agent.latent=gaussian']
   begin = ['--fused', '--preset', 'laptop', '--steps', 100, '--set', *tiny.RUN, *options]
   assert train(*begin) == 0
   out = capsys.readouterr().out

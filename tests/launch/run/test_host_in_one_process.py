@@ -25,8 +25,7 @@ PPO = (
 )  # fmt: skip
 DREAMER = (
   *(word for word in tiny.RUN if not word.startswith('environment.')), *COMMON[:1], *COMMON[2:],
-  'agent.ensemble_size=1', 'actor.num_envs=8', 'replay.strata[0].max_size=64',
-  'replay.strata[1].max_size=64',
+  'actor.num_envs=8', 'replay.strata[0].max_size=64', 'replay.strata[1].max_size=64',
 )  # fmt: skip
 PROGRAM = 'dm_env/slow_program:SlowProgram'
 

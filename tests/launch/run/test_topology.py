@@ -12,8 +12,6 @@ from hephaestus.launch import main
 from hephaestus.launch.inspect import live
 from hephaestus.replay import loopback
 
-OPTIONS = ('replay.num_shards=2', 'agent.ensemble_size=1')  # one member compiles sooner
-
 
 @pytest.fixture
 def hephaestus(capsys):
@@ -44,7 +42,7 @@ def running(tmp_path_factory, tiny):
   Its tests kill its nodes in turn; `stopped` stops it, and `finished` resumes it.
   """
   folder = tmp_path_factory.mktemp('shared') / 'run'
-  run = runs.Launch(folder, *tiny, *OPTIONS, 'max_environment_steps=100000000')
+  run = runs.Launch(folder, *tiny, 'replay.num_shards=2', 'max_environment_steps=100000000')
   try:
     # Actors have a second version of the parameters: learner and actors exchange data.
     run.wait_for(lambda: run.step('actor-0', 'parameter_version') > 5, 'a second version')
@@ -71,7 +69,7 @@ def finished(stopped, tiny):
   goal = stopped.rows('learner')[-1]['environment_step'] + 200
   start = stopped.checkpointed + 20
   run = runs.Launch(
-    stopped.folder, *tiny, *OPTIONS, f'max_environment_steps={goal}',
+    stopped.folder, *tiny, 'replay.num_shards=2', f'max_environment_steps={goal}',
     flags=('--profile', f'{start}:{start + 4}'),
   )  # fmt: skip
   run.goal, run.traced = goal, start
