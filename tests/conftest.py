@@ -51,6 +51,7 @@ def pytest_configure(config):
 GROUPS = {
   'a run of the dreamer': (
     'launch/run/test_without_distributed.py',
+    'launch/test_trust.py',
     'launch/doctor/',
     'launch/bench/test_dreams.py',
     'launch/interface/',
@@ -62,6 +63,7 @@ GROUPS = {
     'actors/environments/test_host.py',
     'actors/environments/test_make.py',
   ),
+  'updates of the dreamer': ('learner/test_dreamer_update.py', 'learner/test_update_digests.py'),
   'agents': ('agents/',),
 }
 

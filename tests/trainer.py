@@ -1,10 +1,17 @@
 """An update on some devices, for tests of the learner."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
+import small_dreamer
 
+from hephaestus.agents.dreamer import actor_critic, rssm, world_model
 from hephaestus.learner import devices as devices_lib
+from hephaestus.learner import dreamer_update
+
+WARM_UP = 2
 
 
 class Trainer:
@@ -55,6 +62,65 @@ class Trainer:
     is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
     plain = lambda x: np.asarray(jax.random.key_data(x) if is_key(x) else x)[device]
     return jax.tree.map(plain, self.state)
+
+
+def counting(dreamer, count_step, count_chunk):
+  """The same agent, which calls a function at each imagined step and each chunk of its loss."""
+
+  @dataclasses.dataclass(frozen=True)
+  class CountingRSSM(rssm.RSSM):
+    def imagine(self, *arguments):
+      jax.debug.callback(count_step)
+      return super().imagine(*arguments)
+
+  class CountingModel(world_model.WorldModel):
+    @property
+    def rssm(self):
+      return CountingRSSM(self.networks)
+
+  @dataclasses.dataclass(frozen=True)
+  class CountingActorCritic(actor_critic.ActorCritic):
+    def loss(self, *arguments):
+      jax.debug.callback(count_chunk)
+      return super().loss(*arguments)
+
+  copy = lambda made, part: made(
+    **{x.name: getattr(part, x.name) for x in dataclasses.fields(part)}
+  )
+  return dreamer._replace(
+    model=copy(CountingModel, dreamer.model),
+    actor_critic=copy(CountingActorCritic, dreamer.actor_critic),
+  )
+
+
+class Counted(Trainer):
+  """The update of the default dreamer on some devices, with a warm-up of WARM_UP updates.
+
+  Attributes:
+    counts: imagined steps, and chunks of the policy's loss.
+  """
+
+  def __init__(self, num_devices=1):
+    self.counts = np.zeros(2, int)
+    add = lambda i: lambda: np.add.at(self.counts, i, 1)
+    made = counting(small_dreamer.make_dreamer(warm_up_updates=WARM_UP), add(0), add(1))
+    super().__init__(dreamer_update.make_update(made, small_dreamer.RATES), num_devices)
+
+  def begin(self, step=WARM_UP, boredom=0.0):
+    """A fresh state at a step, after warm-up unless told otherwise."""
+    super().begin()
+    bored = self.state.intrinsic._replace(boredom=self.state.intrinsic.boredom + boredom)
+    self.state = self.state._replace(step=self.state.step + step, intrinsic=bored)
+    return self
+
+
+def shapes_after(made, state, batch):
+  """Shapes of the next state and of the metrics of one device; an error where it cannot be traced.
+
+  Under `vmap`, which names an axis, too, tracing would take twice as long.
+  """
+  trace = jax.make_jaxpr(made.update, axis_env=[(devices_lib.DEVICES, 1)], return_shape=True)
+  return trace(state, batch)[1]
 
 
 def assert_same_step(one, eight, batch):

@@ -2,7 +2,7 @@
 
   python docs/site/steered.py
 
-Steers agents of the package in a browser. Needs the extra `dev` and Debian's package chromium.
+Steers agents of the package in a browser. Needs the extra `browser` and Debian's package chromium.
 """
 
 import contextlib

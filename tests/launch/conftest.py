@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -54,6 +55,22 @@ def dreamer(tmp_path_factory):
   )  # fmt: skip
   assert ran.returncode == 0, ran.stderr
   return Finished(folder / 'run', ran.stdout.splitlines())
+
+
+@pytest.fixture(scope='module')
+def browser():
+  """Chromium, in which evil.example is a name of this machine; tests that need it are skipped without it."""
+  chromium = shutil.which('chromium')
+  if chromium is None:
+    pytest.skip('needs a browser: install the Debian package chromium')
+  sync_api = pytest.importorskip('playwright.sync_api', reason='of the extra browser')
+  with sync_api.sync_playwright() as playwright:
+    started = playwright.chromium.launch(
+      executable_path=chromium,
+      args=['--no-sandbox', '--host-resolver-rules=MAP evil.example 127.0.0.1'],
+    )
+    yield started
+    started.close()
 
 
 @pytest.fixture(scope='module')

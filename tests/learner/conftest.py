@@ -7,6 +7,7 @@ import sys
 
 import polling
 import pytest
+import trainer
 
 
 class Processes:
@@ -54,6 +55,12 @@ class Processes:
     """The steps of its checkpoints."""
     paths = (self.folder / 'checkpoints').glob('*')
     return sorted(int(path.name) for path in paths if path.name.isdigit())
+
+
+@pytest.fixture(scope='session')
+def one_device():
+  """The update of the default dreamer on one device, which is compiled once for several files."""
+  return trainer.Counted()
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
-"""Updates of an agent with all of cognition on eight devices, by one compiled program.
+"""Updates of an agent with cognition on eight devices, by one compiled program.
 
-It has every part that an update may have: slots, memory, survival, empowerment, competence and a
-workspace, in addition to what all agents have. `test_dreamer_update` compares eight devices with one.
+It has memory, survival, empowerment, competence and a workspace, in addition to what all agents have.
+`test_dreamer_update` compares eight devices with one, `test_fused_replay` has slots, too.
 """
 
 import jax
@@ -23,8 +23,7 @@ SIZE = COGNITION['memory_size']
 
 @pytest.fixture(scope='module')
 def dreamer():
-  more = {'competence_scale': 0.5, 'memory_dream_share': 0.5, 'slots': 3, 'slot_size': 4}
-  return make_dreamer(**COGNITION, **more)
+  return make_dreamer(**COGNITION, competence_scale=0.5, memory_dream_share=0.5)
 
 
 @pytest.fixture(scope='module')
@@ -249,7 +248,7 @@ def test_imagination_carries_what_the_start_recalled(dreamer, eight_devices):
 
 
 def test_nothing_of_it_is_there_without_a_memory(dreamer):
-  without = make_dreamer(slots=3, slot_size=4)
+  without = make_dreamer()
   shapes = lambda made: jax.eval_shape(made.agent.init_params, jax.random.key(0))
   assert set(shapes(without)) == {'world_model', 'actor_critic', 'statistics'}
   assert set(shapes(without)['statistics']) == {'world_model', 'exploring'}
@@ -302,7 +301,7 @@ def test_update_trains_the_gates_and_reports_them(dreamer, eight_devices):
   for name in before:
     same = jax.tree.map(np.array_equal, before[name], after[name])
     assert not all(jax.tree.leaves(same)), name
-  names = ('bounded', 'real', 'slot_0', 'slot_1', 'slot_2', 'recall')
+  names = ('bounded', 'real', 'recall')
   shares = [metrics[f'workspace/share_{name}'] for name in names]
   assert sum(shares) == pytest.approx(metrics['workspace/open'], rel=1e-5)
   assert 0 < metrics['workspace/open'] <= COGNITION['workspace_size'] + 1e-5  # a mean of floats

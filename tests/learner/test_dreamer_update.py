@@ -1,6 +1,5 @@
 """One update: every part learns, and the result does not depend on the number of devices."""
 
-import dataclasses
 import functools
 
 import dm_env
@@ -9,72 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_dreamer import BATCH, NUM_STEPS, RATES, make_batch, make_dreamer, random_features
-from trainer import Trainer, assert_same_step
+from trainer import WARM_UP, Counted, assert_same_step, shapes_after
 
 from hephaestus.agents import experience, returns
 from hephaestus.agents.cognition import survival
-from hephaestus.agents.dreamer import actor_critic, dream, intrinsic, rssm, world_model
+from hephaestus.agents.dreamer import actor_critic, dream, intrinsic, rssm
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import targets as targets_lib
 from hephaestus.learner import devices, dreamer_update
 
 TASK, NOVELTY = actor_critic.TASK, actor_critic.NOVELTY
-WARM_UP = 2
 
 
 @pytest.fixture(scope='module')
 def dreamer():
   return make_dreamer()
-
-
-def counting(dreamer, count_step, count_chunk):
-  """The same agent, which calls a function at each imagined step and each chunk of its loss."""
-
-  @dataclasses.dataclass(frozen=True)
-  class CountingRSSM(rssm.RSSM):
-    def imagine(self, *arguments):
-      jax.debug.callback(count_step)
-      return super().imagine(*arguments)
-
-  class CountingModel(world_model.WorldModel):
-    @property
-    def rssm(self):
-      return CountingRSSM(self.networks)
-
-  @dataclasses.dataclass(frozen=True)
-  class CountingActorCritic(actor_critic.ActorCritic):
-    def loss(self, *arguments):
-      jax.debug.callback(count_chunk)
-      return super().loss(*arguments)
-
-  copy = lambda made, part: made(
-    **{x.name: getattr(part, x.name) for x in dataclasses.fields(part)}
-  )
-  return dreamer._replace(
-    model=copy(CountingModel, dreamer.model),
-    actor_critic=copy(CountingActorCritic, dreamer.actor_critic),
-  )
-
-
-class Counted(Trainer):
-  """The update on some devices, with a warm-up of two updates.
-
-  Attributes:
-    counts: imagined steps, and chunks of the policy's loss.
-  """
-
-  def __init__(self, num_devices=1):
-    self.counts = np.zeros(2, int)
-    add = lambda i: lambda: np.add.at(self.counts, i, 1)
-    made = counting(make_dreamer(warm_up_updates=WARM_UP), add(0), add(1))
-    super().__init__(dreamer_update.make_update(made, RATES), num_devices)
-
-  def begin(self, step=WARM_UP, boredom=0.0):
-    """A fresh state at a step, after warm-up unless told otherwise."""
-    super().begin()
-    bored = self.state.intrinsic._replace(boredom=self.state.intrinsic.boredom + boredom)
-    self.state = self.state._replace(step=self.state.step + step, intrinsic=bored)
-    return self
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -83,11 +31,6 @@ def several_chunks():
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(dreamer_config, 'MOST_STEPS_PER_CHUNK', 2)
     yield
-
-
-@pytest.fixture(scope='module')
-def one_device():
-  return Counted()
 
 
 def test_one_update_changes_every_module(dreamer, one_device):
@@ -406,10 +349,8 @@ def test_update_computes_only_the_steps_of_its_horizon(dreamer, one_device):
 
 def trace(dreamer):
   """Shapes of a state, of the next one and of the metrics, from one update of one device."""
-  made = dreamer_update.make_update(dreamer, RATES)
-  add_axis = lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype)
-  state, batch = jax.tree.map(add_axis, (initial(dreamer), make_batch(dreamer)))
-  return state, *jax.eval_shape(jax.vmap(made.update, axis_name=devices.DEVICES), state, batch)
+  made, state = dreamer_update.make_update(dreamer, RATES), initial(dreamer)
+  return state, *shapes_after(made, state, make_batch(dreamer))
 
 
 def initial(dreamer):

@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 from small_dreamer import RATES, make_batch, make_dreamer
+from trainer import shapes_after
 
 from hephaestus.agents import agent as agent_lib
 from hephaestus.agents import networks
 from hephaestus.agents.cognition import config as cognition_config
 from hephaestus.agents.cognition import registry
 from hephaestus.agents.dreamer import sockets
-from hephaestus.learner import devices, dreamer_update
+from hephaestus.learner import dreamer_update
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,8 +96,7 @@ def test_new_guests_have_networks_a_head_a_memory_metrics_and_a_display(make):
   assert dreamer.actor_critic.heads == ('task', 'novelty', 'change_of_numbers')
   state = jax.eval_shape(made.init, jax.random.key(0))
   assert 'predictor' in state.params['world_model'] and 'reader' in state.params['actor_critic']
-  one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), (state, batch))
-  after, metrics = jax.eval_shape(jax.vmap(made.update, axis_name=devices.DEVICES), *one)
+  after, metrics = shapes_after(made, state, batch)
   assert 'change_of_numbers' in after.scales.ranges
   assert {
     'intrinsic/change_of_numbers', 'intrinsic/error_of_change',

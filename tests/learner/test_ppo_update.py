@@ -96,11 +96,9 @@ def test_updates_are_traced_once_and_each_has_its_own_key(ppo, one_device):
 
 def test_no_key_is_used_twice(ppo):
   made = make_update(ppo)
-  batch = jax.tree.map(lambda x: jnp.asarray(x)[None], make_batch(ppo))
   with jax.debug_key_reuse(True):  # noticed when it is traced
     state = jax.eval_shape(made.init, jax.random.key(0))
-    replica = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), state)
-    jax.eval_shape(jax.vmap(made.update, axis_name=devices.DEVICES), replica, batch)
+    trainer_lib.shapes_after(made, state, make_batch(ppo))
 
 
 def test_update_raises_the_probability_of_the_better_action(ppo, one_device):

@@ -9,6 +9,7 @@ import pytest
 import tiny
 from dm_env import specs
 from small_dreamer import random_features, read_of
+from trainer import shapes_after
 
 from hephaestus.actors import episodes, rollout
 from hephaestus.actors.environments import environment
@@ -113,10 +114,9 @@ def test_dreamer_samples_legal_choices_and_its_actor_learns_from_them(world):
   state = jax.jit(learner.init)(jax.random.key(0))
   sequence = unrolled(world, made, agent_lib.all_params(state))
   assert_legal(sequence)
-  one = jax.tree.map(lambda x: x[None], (state, sequence))
-  after, metrics = jax.eval_shape(jax.vmap(learner.update, axis_name=devices_lib.DEVICES), *one)
+  after, metrics = shapes_after(learner, state, sequence)
   shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
-  assert shapes(after) == shapes(one[0]) and 'actor_critic/critic_loss' in metrics
+  assert shapes(after) == shapes(state) and 'actor_critic/critic_loss' in metrics
 
   policy, num_steps = made.actor_critic, NUM_ROWS - 1
   features = random_features(made, np.random.default_rng(0), num_steps, NUM_WORLDS)

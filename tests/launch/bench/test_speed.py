@@ -55,7 +55,8 @@ def test_model_that_is_measured_is_the_model_that_trains():
 
 def test_update_and_its_phases_are_measured():
   config = launch_config.override(
-    presets.laptop('catch'), [*tiny_sizes.SHAPES, 'agent.starts_per_sequence=null']
+    presets.laptop('catch'),
+    [*tiny_sizes.SHAPES, 'agent.starts_per_sequence=null', 'agent.ensemble_size=1'],
   )
   figures = by_name(speed.learner(config, 'tiny', seconds=1e-3, phases=True))
   value = lambda name: figures[f'learner/tiny{name}'].value

@@ -18,7 +18,6 @@ import jax
 import numpy as np
 import polling
 import pytest
-from playwright import sync_api
 
 from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
@@ -30,7 +29,6 @@ from hephaestus.launch.report import dashboard, groups, panels, server
 from hephaestus.replay import tables, writer
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
-CHROMIUM = shutil.which('chromium')
 SCHEMA = {'x': jax.ShapeDtypeStruct((250,), np.float32)}  # 1 kB
 
 
@@ -349,19 +347,11 @@ def test_command_serves_until_ctrl_c(command):
 
 
 @pytest.fixture
-def page(command):
-  if CHROMIUM is None:
-    pytest.skip('needs a browser: install the Debian package chromium')
-  with sync_api.sync_playwright() as playwright:
-    browser = playwright.chromium.launch(
-      executable_path=CHROMIUM,
-      # A name of another site that resolves to this machine.
-      args=['--no-sandbox', '--host-resolver-rules=MAP evil.example 127.0.0.1'],
-    )
-    page = browser.new_page(viewport={'width': 1280, 'height': 900})
-    page.set_default_timeout(1000 * polling.PATIENCE)
-    yield page
-    browser.close()
+def page(browser, command):
+  page = browser.new_page(viewport={'width': 1280, 'height': 900})
+  page.set_default_timeout(1000 * polling.PATIENCE)
+  yield page
+  page.close()
 
 
 def test_page_draws_new_rows_and_reports_a_stopped_dashboard(folder, command, page):

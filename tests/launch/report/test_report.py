@@ -4,14 +4,12 @@ import base64
 import json
 import os
 import re
-import shutil
 import sys
 
 import imageio.v2 as imageio
 import numpy as np
 import polling
 import pytest
-from playwright import sync_api
 
 from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
@@ -150,18 +148,6 @@ def test_report_of_one_metric_has_only_its_curve(tmp_path, capsys):
   (tmp_path / 'file').write_text('')
   assert run(*folders, '--out', tmp_path / 'file') == 2
   assert f'--out {tmp_path / "file"}: ' in capsys.readouterr().err
-
-
-@pytest.fixture
-def browser():
-  if shutil.which('chromium') is None:
-    pytest.skip('needs a browser: install the Debian package chromium')
-  with sync_api.sync_playwright() as playwright:
-    browser = playwright.chromium.launch(
-      executable_path=shutil.which('chromium'), args=['--no-sandbox']
-    )
-    yield browser
-    browser.close()
 
 
 def test_page_has_all_panels_in_one_file(tmp_path, capsys, monkeypatch, browser):

@@ -105,10 +105,10 @@ def test_killed_learner_resumes_from_its_checkpoint(running):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize('shards', [(1,), (0, 1)])
-def test_killed_shards_restore_their_checkpoints(running, shards):
+def test_killed_shards_restore_their_checkpoints(running):
+  """`tests/replay/test_shards.py` kills one of several."""
   before = inserted(running.folder)
-  running.kill(*(f'replay-{shard}' for shard in shards))
+  running.kill('replay-0', 'replay-1')
   learned = running.step()
   running.wait_for(lambda: running.step() > learned + 20, 'learning after the restart of replay')
   assert not running.is_reached_from_outside() or loopback.refusal()
