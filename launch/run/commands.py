@@ -112,12 +112,14 @@ def begin(request: request_lib.TrainRequest, config: Any) -> int:
 
     forks = None if config.fused else stack.enter_context(fork_server())
     lines += preflight.check_environment(config)
-    origin = origin_lib.find(request.origin, config, folder)
+    origin = None if request.origin is None else origin_lib.load(request.origin, config)
     prepared = fused.prepare(config) if config.fused else None
-    folder_lib.open_run(folder, config, origin and origin.exact)
-    if origin:
-      with folder_lib.only_one(folder):
-        print(origin_lib.begin(origin, config, folder, prepared and prepared.program), flush=True)
+
+    def begin_with_origin() -> None:
+      if origin is not None:
+        origin_lib.begin(origin, config, folder, prepared and prepared.program)
+
+    folder_lib.open_run(folder, config, begin_with_origin)
     if request.span is not None:
       shutil.rmtree(request.span.folder(folder), ignore_errors=True)  # an older trace
     if prepared is not None:
