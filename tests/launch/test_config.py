@@ -7,7 +7,7 @@ import re
 import pytest
 
 from hephaestus.launch import config, records
-from hephaestus.launch.agents import dreamer, machine, presets
+from hephaestus.launch.agents import dreamer, presets
 from hephaestus.replay import tables
 
 MACHINES = ('laptop', 'gpu', 'tpu-v4-8')
@@ -149,29 +149,6 @@ def test_invalid_config_file_is_refused(tmp_path):
     path.write_text(content)
     with pytest.raises(ValueError, match=r'config.yaml'):
       config.load(path)
-
-
-@pytest.mark.parametrize(
-  ('output', 'num_envs'),
-  [
-    ('24576\n24576\n', 2048),
-    ('81559\n8192\n', 1024),
-    ('4096\n', 512),
-    ('[N/A]\n', 2048),
-    ('', 2048),
-  ],
-)
-def test_ppo_gpu_chooses_num_envs_by_gpu_memory(monkeypatch, output, num_envs):
-  monkeypatch.setattr(machine, 'GPU_MEMORY', ('printf', output))
-  made = presets.ppo_gpu('catch')
-  assert made.actor.num_envs == num_envs
-  assert made.replay.strata[0].max_size == num_envs // 2
-
-
-def test_ppo_gpu_without_driver_has_default_num_envs(monkeypatch):
-  monkeypatch.setattr(machine, 'GPU_MEMORY', ('no-such-command',))
-  assert machine.gpu_gibibytes() is None
-  assert presets.ppo_gpu('catch').actor.num_envs == 2048
 
 
 @pytest.mark.parametrize('order', itertools.permutations(['horizon_max=32', 'horizon_min=32']))
