@@ -228,7 +228,6 @@ def make_logger(
   tensorboard: bool = False,
   wandb: 'launch_config.WandbConfig | None' = None,
   resume: tuple[str, int] | None = None,
-  also: Sequence[Any] = (),
 ) -> Loggers:
   """Makes the logger of one node's metrics.
 
@@ -240,7 +239,6 @@ def make_logger(
     tensorboard: whether to write TensorBoard files.
     wandb: settings of reports to Weights & Biases; None for no reports.
     resume: see `JsonLines`.
-    also: further loggers that get each row.
 
   Raises:
     ValueError: the package of Weights & Biases is needed and not installed.
@@ -251,7 +249,7 @@ def make_logger(
     to.append(TensorBoardLogger(folder / 'tensorboard' / node_name, steps_key))
   if wandb is not None and wandb.enabled:
     to.append(WandbLogger(folder, node_name, steps_key, wandb))
-  return Loggers([*to, *also])
+  return Loggers(to)
 
 
 def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

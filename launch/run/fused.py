@@ -213,15 +213,16 @@ class _Monitor:
     while not self._is_closed.wait(0.5):
       try:
         self._progress.tick()
+        self._warnings.tick()
       except OSError as error:  # as of a pipe whose reader has gone
         self._failure = error
         return
 
   def _make_logger(self, step: int) -> loop_lib.Logger:
-    """Makes the evaluation, and the learner's logger, whose rows the agent's advice judges."""
+    """Makes the evaluation, and the learner's logger."""
     self._begun_at = step
     self._scorer = self._launch.make_scorer(self._prepared.parts, self._should_stop, resume=step)
-    return self._launch.make_logger(parts_lib.LEARNER, resume=step, also=[self._warnings])
+    return self._launch.make_logger(parts_lib.LEARNER, resume=step)
 
   def _between(self, status: loop_lib.Status) -> None:
     """Notes progress; evaluates if that is due after the first update, or if the run has finished."""
@@ -245,6 +246,7 @@ class _Monitor:
     self._is_closed.set()
     self._thread.join()
     self._progress.end()
+    self._warnings.tick()
     self._events.close()
 
 

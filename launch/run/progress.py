@@ -246,8 +246,7 @@ def farewell(folder: pathlib.Path, config: launch_config.ExperimentConfig, inter
 class Warnings:
   """Prints and records each kind of warning once, also those of the agent (`AgentRecord.advise`).
 
-  The agent judges rows of the learner's metrics from now on: each that is written to this logger, or, where
-  another process learns, the newest one at each `tick`.
+  The agent judges rows of the learner's metrics from now on: the newest one at each `tick`.
   """
 
   def __init__(
@@ -268,20 +267,6 @@ class Warnings:
     self._events.write({'kind': 'warning', 'name': parts_lib.LEARNER, 'text': text})
     self._say(f'warning: {text}')
 
-  def write(self, row: Mapping[str, Any]) -> None:
-    """Hands a row of the learner's metrics to the agent, and warns."""
-    self._rows.append(row)
-    del self._rows[1:-MOST_ROWS]
-    scored = metrics.last(self._metrics / 'evaluator.jsonl') or {}
-    advice = self._config.record.advise(self._config, self._rows, scored.get('normalised_score'))
-    for kind, text in advice.items():
-      if kind not in self._said:
-        self._said.add(kind)
-        self.warn(text)
-
-  def close(self) -> None:
-    """Does nothing, as the events are closed by their owner."""
-
   def tick(self) -> None:
     """Judges the learner's newest row of metrics, if it is a new one."""
     row = metrics.last(self._metrics / 'learner.jsonl')
@@ -289,4 +274,15 @@ class Warnings:
       return
     self._newest = row['time']
     acting = metrics.last(self._metrics / 'actor-0.jsonl') or {}
-    self.write({name: acting.get(name) for name in ('episode_return', 'episode_length')} | row)
+    returns = (
+      'episode_return',
+      'episode_length',
+    )  # which the learner of a fused run reports itself
+    self._rows.append({name: acting.get(name) for name in returns} | row)
+    del self._rows[1:-MOST_ROWS]
+    scored = metrics.last(self._metrics / 'evaluator.jsonl') or {}
+    advice = self._config.record.advise(self._config, self._rows, scored.get('normalised_score'))
+    for kind, text in advice.items():
+      if kind not in self._said:
+        self._said.add(kind)
+        self.warn(text)
