@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import gc
-import shutil
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -32,7 +31,7 @@ def add(commands: Any) -> None:
   several.add_argument(
     '--jobs', type=int, metavar='N', help='runs at a time (default: by cores and accelerators)'
   )
-  parser.set_defaults(call=train_one)
+  parser.set_defaults(call=_train)
   config = commands.add_parser(
     'config',
     allow_abbrev=False,
@@ -65,15 +64,14 @@ class _Help(argparse.Action):
     parser.exit()
 
 
-def train_one(arguments: argparse.Namespace) -> int:
-  """Runs `hephaestus train` without --seeds."""
+def _train(arguments: argparse.Namespace) -> int:
+  request = request_lib.of(arguments)
+  if arguments.seeds is not None:
+    from hephaestus.launch import seeds  # whose imports take seconds
+
+    return seeds.train(request, arguments.seeds, arguments.jobs)
   if arguments.jobs is not None:
     raise ValueError(f'--jobs {arguments.jobs}: is of several runs; add --seeds')
-  return train(request_lib.of(arguments))
-
-
-def train(request: request_lib.TrainRequest) -> int:
-  """Runs `hephaestus train` for one run; returns the exit code and raises ValueError as `begin`."""
   # Imports and tracing make millions of objects that stay: with Python's threshold of 700, collections
   # take up to a third of their time.
   gc.set_threshold(100_000, 20, 20)
@@ -106,7 +104,7 @@ def begin(request: request_lib.TrainRequest, config: Any) -> int:
 
   with contextlib.ExitStack() as stack:
     folder = stack.enter_context(folder_lib.claimed(config, request.run))  # before long imports
-    lines = [f'run folder: {folder}', *validation.validate_here(request, config, folder)]
+    lines = [f'run folder: {folder}', *validation.validate_here(request, config)]
     from hephaestus.launch.run import fused, preflight
     from hephaestus.launch.run import origin as origin_lib
 
@@ -120,8 +118,6 @@ def begin(request: request_lib.TrainRequest, config: Any) -> int:
         origin_lib.begin(origin, config, folder, prepared and prepared.program)
 
     folder_lib.open_run(folder, config, begin_with_origin)
-    if request.span is not None:
-      shutil.rmtree(request.span.folder(folder), ignore_errors=True)  # an older trace
     if prepared is not None:
       print(*lines, sep='\n', flush=True)
       return fused.train(

@@ -70,6 +70,7 @@ class TrainRequest:
     for name in ('run', 'config'):
       path = getattr(self, name)
       object.__setattr__(self, name, None if path is None else pathlib.Path(path))
+    _ = self.span  # refuses a `profile` that is no span
 
   @functools.cached_property
   def file(self) -> 'launch_config.ConfigFile':
@@ -81,7 +82,7 @@ class TrainRequest:
 
   @functools.cached_property
   def span(self) -> profile_lib.Span | None:
-    """The learner updates to trace; None for none. ValueError if `profile` is no span."""
+    """The learner updates to trace; None for none."""
     return None if self.profile is None else profile_lib.parse(self.profile)
 
   @property

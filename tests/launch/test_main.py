@@ -70,7 +70,6 @@ def once():
     ('--env grid_world --set environment.size=1', 'environment.size=1'),
     ('--env catch --set agent.survival_scale=1', 'agent.survival_scale=1'),
     ('--profile 5', '--profile 5'),
-    ('--preset laptop --steps 5000 --profile 518:560', '--profile 518:560'),
     ('--fused --set learner.num_processes=2', 'learner.num_processes=2'),
     ('--fused --expose', '--expose'),
     ('--fused --reset-moments', '--reset-moments'),

@@ -130,10 +130,6 @@ def test_run_ends_resumes_and_is_evaluated(finished, train, tmp_path, capsys):
   assert 'without a replay' in capsys.readouterr().err
   assert train('--agent', 'dreamer') == 2
   assert '--agent: the folder has ppo, you gave dreamer' in capsys.readouterr().err
-  assert train('--profile', '8:10') == 2
-  assert '--profile 8:10: the run resumes from update 9; begin there' in capsys.readouterr().err
-  assert train('--profile', '10:11') == 2
-  assert '--profile 10:11: the run ends after about 9 updates' in capsys.readouterr().err
   assert train('--set', 'agent.hidden_size=8') == 2
   assert 'agent.hidden_size: the folder has 16, you gave 8' in capsys.readouterr().err
 
