@@ -95,13 +95,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 130  # 128 + SIGINT, as after a run
   except Exception as error:
     line = user_errors.line(error)
-    if (
-      isinstance(error, OSError) and error.filename is not None
-    ):  # a file of the user, or of a folder
+    if isinstance(error, OSError) and error.filename is not None:  # a file that a user has named
       line = line or f'{error.filename}: {error.strerror}'
-    if line is None and not isinstance(error, (ValueError, ConnectionError)):
+    elif isinstance(error, (ValueError, ConnectionError)):
+      line = line or user_errors.message(error)
+    if line is None:
       raise  # an error of ours
-    print(f'hephaestus {arguments.command}: {line or user_errors.message(error)}', file=sys.stderr)
+    print(f'hephaestus {arguments.command}: {line}', file=sys.stderr)
     return 2
 
 

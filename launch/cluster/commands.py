@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from hephaestus.launch import records
 from hephaestus.launch.cluster import options as options_lib
 from hephaestus.launch.run import commands as run_commands
-from hephaestus.launch.run import packages, validation
 from hephaestus.launch.run import request as request_lib
+from hephaestus.launch.run import validation
 from hephaestus.learner import profile as profile_lib
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _launch(arguments: argparse.Namespace) -> int:
   from hephaestus.launch.cluster import hosts as hosts_lib
   from hephaestus.launch.files import folder as folder_lib
 
-  packages.check_distributed('several hosts', ONE_PROCESS)
+  validation.check_distributed('several hosts', ONE_PROCESS)
   import portpicker
 
   path = pathlib.Path(arguments.hosts)
@@ -152,7 +152,7 @@ def _node(arguments: argparse.Namespace) -> int:
   from hephaestus.launch.run import parts as parts_lib
   from hephaestus.launch.run import preflight
 
-  packages.check_distributed('several hosts', ONE_PROCESS)
+  validation.check_distributed('several hosts', ONE_PROCESS)
   from hephaestus.launch.cluster import handshake, node
   from hephaestus.launch.cluster import hosts as hosts_lib
   from hephaestus.launch.files import folder as folder_lib

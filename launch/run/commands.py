@@ -105,7 +105,7 @@ def begin(request: request_lib.TrainRequest, config: Any) -> int:
   with contextlib.ExitStack() as stack:
     folder = stack.enter_context(folder_lib.claimed(config, request.run))  # before long imports
     lines = [f'run folder: {folder}', *validation.validate_here(request, config)]
-    from hephaestus.launch.run import fused, preflight
+    from hephaestus.launch.run import fused, parts, preflight
     from hephaestus.launch.run import origin as origin_lib
 
     forks = None if config.fused else stack.enter_context(fork_server())
@@ -118,15 +118,17 @@ def begin(request: request_lib.TrainRequest, config: Any) -> int:
         origin_lib.begin(origin, config, folder, prepared and prepared.program)
 
     folder_lib.open_run(folder, config, begin_with_origin)
+    if prepared is None:
+      parts.saved_train(
+        folder, parts.saved_shapes(config)
+      )  # refuses a checkpoint with other arrays
+    print(*lines, sep='\n', flush=True)
     if prepared is not None:
-      print(*lines, sep='\n', flush=True)
       return fused.train(
         prepared, folder, reset_moments=request.reset_moments, profile=request.span
       )
     from hephaestus.launch.run import local  # whose packages a fused run does not need
 
-    preflight.check_checkpoint(config, folder)
-    print(*lines, sep='\n', flush=True)
     return local.train(config, folder, forks, exposed=request.expose, profile=request.span)
 
 

@@ -8,15 +8,16 @@ compiling a part can show is checked by `preflight` and `fused`.
 from __future__ import annotations
 
 import fractions
+import importlib.util
 import math
 from typing import TYPE_CHECKING
-
-from hephaestus.launch.run import packages
 
 if TYPE_CHECKING:
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.run import request as request_lib
 
+# The packages of several processes, for a refusal.
+DISTRIBUTED = "the extra `distributed` (pip install 'hephaestus[distributed]', only for Python 3.10 on Linux x86-64)"
 # Keys that ask for a run of several processes where they are above 1.
 SEVERAL = ('actor.num_actors', 'learner.num_processes', 'replay.num_shards')
 # Least updates that may suffice, by docs/results.md: PPO reached no target in at most 49 (it learned only
@@ -58,10 +59,21 @@ def validate_here(
   if config.fused or config.learner.num_processes == 1:  # several are for tests, on the CPU
     machine.check(config, here)
   if not config.fused:
-    packages.check_distributed(*_asks_for_several(request, config))
+    check_distributed(*_asks_for_several(request, config))
   lines = [f'{here.lack}. Training on the CPU'] if here.lack and not config.accelerator else []
   lines.append(check_budget(config))
   return lines
+
+
+def has_distributed() -> bool:
+  """Whether the packages that a run of several processes needs are installed; imports none of them."""
+  return all(importlib.util.find_spec(name) for name in ('launchpad', 'portpicker', 'reverb'))
+
+
+def check_distributed(name: str, remedy: str) -> None:
+  """Raises ValueError, from `name`, what needs them, to a `remedy`, unless these packages are installed."""
+  if not has_distributed():
+    raise ValueError(f'{name}: needs {DISTRIBUTED}; {remedy}')
 
 
 def asked_for_several(
