@@ -27,19 +27,6 @@ def test_preset_round_trips_through_config_yaml(preset, agent, tmp_path):
   assert config.load(tmp_path / 'config.yaml') == made
 
 
-@pytest.mark.parametrize('preset', MACHINES)
-def test_plain_agent_differs_only_in_compared_keys(preset):
-  ours = config.of_preset('dreamer', preset, 'catch').agent
-  plain = config.of_preset('plain', preset, 'catch')
-  agent, learner = plain.agent, plain.learner
-  assert (agent.ensemble_size, agent.novelty_scale) == (1, 0.0)
-  assert agent.horizon_max == agent.horizon_min == 15
-  compared = ('ensemble_size', 'novelty_scale', 'horizon_max', 'horizon_min')
-  back = {name: getattr(ours, name) for name in compared}
-  assert dataclasses.replace(agent, **back) == ours
-  assert learner == config.of_preset('dreamer', preset, 'catch').learner
-
-
 @pytest.mark.parametrize(
   ('changes', 'key'),
   [
@@ -161,13 +148,6 @@ def test_wandb_is_switched_on_and_named(laptop, tmp_path):
   changed = config.override(laptop, ['wandb=true', 'wandb.tags=[a, b]', 'wandb.project=mine'])
   assert changed.wandb == config.WandbConfig(enabled=True, project='mine', tags=('a', 'b'))
   assert config.conflicts(laptop, changed) == []
-  config.save(changed, tmp_path / 'config.yaml')
-  assert config.load(tmp_path / 'config.yaml') == changed
-
-
-def test_config_may_say_by_one_word_whether_it_reports_to_wandb(tmp_path):
-  lines = config.to_yaml(presets.laptop('catch')).splitlines()
-  start = lines.index('wandb:')
-  kept = [*lines[:start], 'wandb: true']
-  (tmp_path / 'config.yaml').write_text('\n'.join(kept))
+  lines = config.to_yaml(laptop).splitlines()
+  (tmp_path / 'config.yaml').write_text('\n'.join([*lines[: lines.index('wandb:')], 'wandb: true']))
   assert config.load(tmp_path / 'config.yaml').wandb == config.WandbConfig(enabled=True)
