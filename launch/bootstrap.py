@@ -2,13 +2,12 @@
 
   python3 launch/bootstrap.py .tools/uv     makes .tools/uv/bin/uv
 
-It tries, in this order: a uv on the PATH, if it is new enough; pip in a new virtual environment; pip
-without one; a download by the standard library. This is the one file that must also run on Python
-3.8, and before anything is installed.
+It tries, in this order: a uv on the PATH, if it is new enough; pip; a download by the standard library.
+This is the one file that must also run on Python 3.8, and before anything is installed.
 """
 
 import hashlib
-import html.parser
+import io
 import os
 import pathlib
 import platform
@@ -16,7 +15,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import urllib.parse
 import urllib.request
 import zipfile
@@ -37,7 +35,7 @@ PYPI = 'https://pypi.org/simple'
 def main():
   folder = pathlib.Path(sys.argv[1]).absolute()
   failures = []
-  for install in (link_from_path, install_by_venv, install_by_pip, install_by_urllib):
+  for install in (link_from_path, install_by_pip, install_by_urllib):
     shutil.rmtree(str(folder), ignore_errors=True)
     try:
       install(folder)
@@ -59,13 +57,13 @@ def link_from_path(folder):
   (folder / 'bin' / 'uv').symlink_to(pathlib.Path(found).absolute())
 
 
-def install_by_venv(folder):
-  run(sys.executable, '-m', 'venv', str(folder))
-  pip_install(str(folder / 'bin' / 'python'))
-
-
 def install_by_pip(folder):
-  pip_install(sys.executable, '--target', str(folder))
+  environment = dict(os.environ, PIP_NO_INPUT='1')
+  if index_url() != PYPI:  # else pip's own configuration holds
+    environment['PIP_INDEX_URL'] = index_url()
+  requirement = f'uv>={OLDEST[0]}.{OLDEST[1]}'
+  command = (sys.executable, '-m', 'pip', 'install', '--target', str(folder), requirement)
+  run(*command, env=environment)
 
 
 def install_by_urllib(folder):
@@ -76,58 +74,22 @@ def install_by_urllib(folder):
     ValueError: the wheel is not one of CHECKSUMS.
   """
   page = index_url().rstrip('/') + '/uv/'
-  links = Links()
-  links.feed(download(page).decode())
-  link = next(wheels(links.addresses), None)
+  library = 'manylinux' if platform.libc_ver()[0] == 'glibc' else 'musllinux'
+  name = rf'/uv-{re.escape(PINNED)}-py3-none-[\w.]*{library}[\w.]*_{platform.machine()}\.whl'
+  link = re.search(rf'href="([^"]*{name})', download(page).decode())
   if link is None:
     raise LookupError(f'{page} has no wheel of uv {PINNED} for {platform.machine()}')
-  address = urllib.parse.urljoin(page, link).partition('#')[0]
+  address = urllib.parse.urljoin(page, link.group(1))
   content = download(address)
   if hashlib.sha256(content).hexdigest() not in CHECKSUMS:
     raise ValueError(f'{address} is not the wheel of uv {PINNED} that is known here')
-  with tempfile.TemporaryFile() as file:
-    file.write(content)
-    with zipfile.ZipFile(file) as wheel:
-      (name,) = [name for name in wheel.namelist() if name.endswith('.data/scripts/uv')]
-      program = wheel.read(name)
+  with zipfile.ZipFile(io.BytesIO(content)) as wheel:
+    (name,) = [name for name in wheel.namelist() if name.endswith('.data/scripts/uv')]
+    program = wheel.read(name)
   (folder / 'bin').mkdir(parents=True)
   path = folder / 'bin' / 'uv'
   path.write_bytes(program)
   path.chmod(0o755)
-
-
-class Links(html.parser.HTMLParser):
-  """Collects the links to files on a package's page of an index, except to yanked files.
-
-  Attributes:
-    addresses: URLs, as the page has them: possibly relative.
-  """
-
-  def __init__(self):
-    super().__init__()
-    self.addresses = []
-
-  def handle_starttag(self, tag, attrs):
-    if tag == 'a' and dict(attrs).get('href') and 'data-yanked' not in dict(attrs):
-      self.addresses.append(dict(attrs)['href'])
-
-
-def wheels(addresses):
-  """Yields the address of each wheel of the pinned uv for this machine."""
-  library = 'manylinux' if platform.libc_ver()[0] == 'glibc' else 'musllinux'
-  for address in addresses:
-    path = urllib.parse.unquote(urllib.parse.urlsplit(address).path)
-    match = re.search(rf'/uv-{re.escape(PINNED)}-py3-none-([\w.]+)\.whl$', path)
-    if match and library in match.group(1) and match.group(1).endswith('_' + platform.machine()):
-      yield address
-
-
-def pip_install(python, *options):
-  environment = dict(os.environ, PIP_NO_INPUT='1')
-  if index_url() != PYPI:  # else pip's own configuration holds
-    environment['PIP_INDEX_URL'] = index_url()
-  requirement = f'uv>={OLDEST[0]}.{OLDEST[1]}'
-  run(python, '-m', 'pip', 'install', *options, requirement, env=environment)
 
 
 def index_url():

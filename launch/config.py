@@ -291,7 +291,7 @@ def _strata(values: Sequence[Any]) -> tuple[tables.Stratum, ...]:
 def _explain(config: ExperimentConfig, key: str, value: str, error: Exception) -> str:
   first_line = str(error).split('\n')[0]
   if isinstance(error, omegaconf_errors.ConfigKeyError):
-    known = sorted(flatten(_plain(OmegaConf.structured(config))))
+    known = sorted(values_of(config))
     near = difflib.get_close_matches(key, known, n=3) or [
       name for name in known if name.rsplit('.', 1)[-1] == key.rsplit('.', 1)[-1]
     ]
@@ -351,15 +351,15 @@ def save(config: ExperimentConfig, path: pathlib.Path) -> None:
 def load(path: pathlib.Path) -> ExperimentConfig:
   """Reads a config.yaml; imports an agent of its own only if trusted, see `records.trusting`.
 
-  ValueError if it is missing, no config of this version, or not trusted.
+  ValueError if it is no config of this version, or not trusted.
   """
-  return from_yaml(path, str(path))
+  return from_yaml(path.read_text(errors='replace'), str(path))
 
 
-def from_yaml(text: str | pathlib.Path, name: str) -> ExperimentConfig:
-  """Does the same as `load` for a text, or the file at a path; messages begin with `name`."""
+def from_yaml(text: str, name: str) -> ExperimentConfig:
+  """Does the same as `load` for a text; messages begin with `name`."""
+  content = parse_yaml(text, name)
   try:
-    content = parse_yaml(text.read_text() if isinstance(text, pathlib.Path) else text)
     environment = content.get('environment')
     given = environment.get('name') if isinstance(environment, dict) else None
     records.read_names((content.get(AGENT), given), name)
@@ -371,18 +371,23 @@ def from_yaml(text: str | pathlib.Path, name: str) -> ExperimentConfig:
     raise ValueError(f'{name}: is not a config of this version ({first_line})') from None
 
 
-def parse_yaml(text: str) -> Any:
+def parse_yaml(text: str, name: str) -> Any:
   """Parses YAML that may be of somebody else to nested dictionaries and lists of plain types.
 
-  ValueError if it is nested so deeply that the parser would exceed its stack and end the process.
+  ValueError, which begins with `name`, if it is none, or nested so deeply that the parser would exceed its
+  stack and end the process.
   """
   depth = 0
-  for event in yaml.parse(text, Loader=yaml.SafeLoader):  # one after the other, without recursion
-    depth += isinstance(event, yaml.CollectionStartEvent)
-    depth -= isinstance(event, yaml.CollectionEndEvent)
-    if depth > _MOST_NESTED:
-      raise ValueError(f'is nested more than {_MOST_NESTED} deep')
-  return _plain(OmegaConf.create(text))
+  try:
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):  # one after the other, without recursion
+      depth += isinstance(event, yaml.CollectionStartEvent)
+      depth -= isinstance(event, yaml.CollectionEndEvent)
+      if depth > _MOST_NESTED:
+        raise ValueError(f'is nested more than {_MOST_NESTED} deep')
+    return _plain(OmegaConf.create(text))
+  except Exception as error:  # parsers raise many types for a broken file
+    first_line = str(error).split('\n')[0]
+    raise ValueError(f'{name}: is not YAML ({first_line})') from None
 
 
 def flatten(tree: Any, prefix: str = '') -> dict[str, Any]:
@@ -397,6 +402,11 @@ def flatten(tree: Any, prefix: str = '') -> dict[str, Any]:
   return found
 
 
+def values_of(config: ExperimentConfig) -> dict[str, Any]:
+  """All values of a config by path."""
+  return flatten(_plain(OmegaConf.structured(config)))
+
+
 def _leaves(tree: Any, path: str = '') -> dict[str, Any]:
   """Flattens nested dictionaries by path; a list is a leaf."""
   if not isinstance(tree, Mapping):
@@ -409,7 +419,7 @@ def conflicts(old: ExperimentConfig, new: ExperimentConfig) -> list[str]:
   """A line for each key that differs but may not change when a run resumes, see `FREE`; with both values."""
   if old.agent_name != new.agent_name:  # most keys would differ, which explains nothing
     return [f'--agent: the folder has {old.agent_name}, you gave {new.agent_name}']
-  before, after = (flatten(_plain(OmegaConf.structured(config))) for config in (old, new))
+  before, after = values_of(old), values_of(new)
   names = (*FREE, *new.record.free_keys)
   free = lambda key: any(key == name or key.startswith(f'{name}.') for name in names)
   return [
@@ -429,14 +439,8 @@ class ConfigFile(NamedTuple):
 
 
 def read_partial(path: pathlib.Path) -> ConfigFile:
-  """Reads a file of `--config`, which may be config.yaml of a run; ValueError if it is no such file."""
-  try:
-    content: Any = parse_yaml(path.read_text())
-  except OSError as error:
-    raise ValueError(f'--config {path}: cannot be read ({error.strerror})') from None
-  except Exception as error:  # parsers raise many types for a broken file
-    first_line = str(error).split('\n')[0]
-    raise ValueError(f'--config {path}: is not YAML ({first_line})') from None
+  """Reads a file of `--config`, which may be config.yaml of a run; ValueError if it is none."""
+  content: Any = parse_yaml(path.read_text(errors='replace'), f'--config {path}')
   if not isinstance(content, dict):
     raise ValueError(f'--config {path}: must be a mapping, as `hephaestus config` prints one')
   given = {key: content.pop(key, None) for key in (PRESET, AGENT)}

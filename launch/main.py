@@ -23,7 +23,6 @@ from hephaestus.launch.processes import fork_server
 from hephaestus.launch.report import commands as report_commands
 from hephaestus.launch.run import commands as run_commands
 from hephaestus.launch.run import flags
-from hephaestus.launch.run import request as request_lib
 
 COMMANDS = (
   run_commands, cluster_commands, report_commands, dream_commands, interface_commands,
@@ -50,16 +49,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
   commands = parser.add_subparsers(dest='command', required=True)
   for module in COMMANDS:
     module.add(commands)
-  commands.choices['train'].set_defaults(call=_train)
   return parser.parse_args(arguments[1:])
-
-
-def _train(arguments: argparse.Namespace) -> int:
-  if arguments.seeds is None:
-    return run_commands.train_one(arguments)
-  from hephaestus.launch import seeds
-
-  return seeds.train(request_lib.of(arguments), arguments.seeds, arguments.jobs)
 
 
 class _Parser(argparse_flags.ArgumentParser):
@@ -105,13 +95,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 130  # 128 + SIGINT, as after a run
   except Exception as error:
     line = user_errors.line(error)
-    if (
-      isinstance(error, OSError) and error.filename is not None
-    ):  # a file of the user, or of a folder
+    if isinstance(error, OSError) and error.filename is not None:  # a file that a user has named
       line = line or f'{error.filename}: {error.strerror}'
-    if line is None and not isinstance(error, (ValueError, ConnectionError)):
+    elif isinstance(error, (ValueError, ConnectionError)):
+      line = line or user_errors.message(error)
+    if line is None:
       raise  # an error of ours
-    print(f'hephaestus {arguments.command}: {line or user_errors.message(error)}', file=sys.stderr)
+    print(f'hephaestus {arguments.command}: {line}', file=sys.stderr)
     return 2
 
 

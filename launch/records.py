@@ -189,9 +189,8 @@ def find_record(name: str) -> AgentRecord:
   ]
   if lacking:
     raise ValueError(f'{field}: {kind.__name__} lacks {", ".join(lacking)}; see docs/agents.md')
-  for each in ('config_class', 'learner_class'):
-    if not dataclasses.is_dataclass(getattr(kind, each)):
-      raise ValueError(f'{field}: {kind.__name__}.{each} must be a dataclass')
+  if not dataclasses.is_dataclass(kind.config_class):
+    raise ValueError(f'{field}: {kind.__name__}.config_class must be a dataclass')
   kinds = (learner_config.OnPolicyConfig, learner_config.OffPolicyConfig)
   if not issubclass(kind.learner_class, kinds):
     raise ValueError(

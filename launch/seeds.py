@@ -42,8 +42,8 @@ def train(request: request_lib.TrainRequest, seeds: Sequence[int], at_a_time: in
   code = 0
   if missing:
     cores = shares(missing, at_a_time)
-    folder, config = missing[0]  # before any folder is made; each run checks its own later
-    validation.validate_here(request, config, folder)
+    config = missing[0].config  # before any folder is made; each run checks its own later
+    validation.validate_here(request, config)
     jax.config.update('jax_platforms', 'cpu')  # accelerators are for the runs
     preflight.check_environment(config)
     say = lambda text: print(text, flush=True)

@@ -3,14 +3,11 @@
 import importlib.util
 import os
 import pathlib
-import subprocess
 from importlib import metadata
 from typing import NamedTuple
 
 from hephaestus.launch import config as launch_config
 
-# Prints the memory of each GPU in MiB, one a line.
-GPU_MEMORY = ('nvidia-smi', '--query-gpu=memory.total', '--format=csv,noheader,nounits')
 PCI = pathlib.Path('/sys/bus/pci/devices')
 NAMES = {'gpu': 'an NVIDIA GPU', 'tpu': 'TPUs'}
 EXTRAS = {'gpu': 'cuda', 'tpu': 'tpu'}
@@ -76,14 +73,3 @@ def check(config: launch_config.ExperimentConfig, machine: Machine) -> None:
     f'accelerator=true: {lack}; or train on the CPU, by --set accelerator=false, a new run by --preset '
     'laptop. If the environment variable JAX_PLATFORMS is set, this check is skipped'
   )
-
-
-def gpu_gibibytes() -> float | None:
-  """Memory of the smallest GPU in GiB, from nvidia-smi, without starting JAX; None if unknown."""
-  try:
-    output = subprocess.run(
-      GPU_MEMORY, capture_output=True, text=True, timeout=10.0, check=True
-    ).stdout
-    return min(float(line) for line in output.split('\n') if line.strip()) / 1024
-  except (OSError, subprocess.SubprocessError, ValueError):
-    return None

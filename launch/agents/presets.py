@@ -4,8 +4,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import psutil
-
 from hephaestus.actors import config as actors_config
 from hephaestus.agents.cognition import config as cognition_config
 from hephaestus.agents.dreamer import config as dreamer_config
@@ -114,16 +112,6 @@ COGNITION: dict[str, dict[str, Any]] = {
 """Values that switch on the dreamer's parts of cognition, see `AgentRecord.cognition`."""
 
 
-def _envs_for(gibibytes: float | None, *, usual: int, needed: float) -> int:
-  """Number of parallel environments that fits into memory: `usual`, which needs so many GiB, halved until it fits.
-
-  Memory that is unknown, None, counts as enough.
-  """
-  while gibibytes is not None and gibibytes < needed and usual > 32:
-    usual, needed = usual // 2, needed / 2
-  return usual
-
-
 def on_policy_queue(num_envs: int) -> tables.ReplayConfig:
   """Replay config of PPO: a queue of `num_envs` / 2 sequences, from which each is read once.
 
@@ -137,8 +125,7 @@ def ppo_laptop(environment: str) -> launch_config.ExperimentConfig:
   """PPO on two CPU cores: short unrolls, many small optimizer steps."""
   from hephaestus.agents import masked_ppo  # which imports JAX
 
-  memory = psutil.virtual_memory().total / 2**30
-  num_envs = _envs_for(memory, usual=256, needed=2.0)
+  num_envs = 256
   return launch_config.ExperimentConfig(
     agent_name='ppo',
     environment={'name': environment},
@@ -153,8 +140,8 @@ def ppo_laptop(environment: str) -> launch_config.ExperimentConfig:
 
 
 def ppo_gpu(environment: str) -> launch_config.ExperimentConfig:
-  """PPO on one GPU, with as many environments as its memory permits: 2,048 of `hackmatrix` need about 5 GiB."""
-  return _ppo_at_large(environment, _envs_for(machine.gpu_gibibytes(), usual=2048, needed=12.0))
+  """PPO on one GPU: 2,048 environments of `hackmatrix` need about 5 GiB of its memory."""
+  return _ppo_at_large(environment, 2048)
 
 
 def _ppo_at_large(environment: str, num_envs: int) -> launch_config.ExperimentConfig:

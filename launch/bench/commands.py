@@ -111,7 +111,7 @@ def _add_dreams(parsers: Any) -> None:
 def _speed(arguments: argparse.Namespace) -> int:
   """Measures the sections that were asked for, and prints their figures."""
   from hephaestus.launch import config as launch_config
-  from hephaestus.launch.run import packages
+  from hephaestus.launch.run import validation
 
   sections, seconds = arguments.sections or SECTIONS, arguments.seconds
   for section in sections:
@@ -120,7 +120,7 @@ def _speed(arguments: argparse.Namespace) -> int:
   if seconds is not None and not 0 < seconds < float('inf'):
     raise ValueError(f'--seconds {seconds}: must be positive')
   if 'replay' in sections:
-    packages.check_distributed('bench speed replay', 'give the other sections')
+    validation.check_distributed('bench speed replay', 'give the other sections')
   from hephaestus.launch.bench import speed
 
   if arguments.size is None:
@@ -160,10 +160,10 @@ def _learning(arguments: argparse.Namespace) -> int:
   from hephaestus.launch.bench.learning import suite, table
   from hephaestus.launch.files import metrics
   from hephaestus.launch.processes import jobs
-  from hephaestus.launch.run import packages
+  from hephaestus.launch.run import validation
 
   if arguments.distributed:
-    packages.check_distributed('--distributed', 'leave it out for runs of one process')
+    validation.check_distributed('--distributed', 'leave it out for runs of one process')
   for assignment in arguments.set:
     if assignment.startswith(('environment.', 'seed=', 'max_environment_steps=')):
       raise ValueError(f'--set {assignment}: is decided by the suite and --seeds')

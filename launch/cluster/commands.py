@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from hephaestus.launch import records
 from hephaestus.launch.cluster import options as options_lib
 from hephaestus.launch.run import commands as run_commands
-from hephaestus.launch.run import packages, validation
 from hephaestus.launch.run import request as request_lib
+from hephaestus.launch.run import validation
+from hephaestus.learner import profile as profile_lib
 
 if TYPE_CHECKING:
   from hephaestus.launch import config as launch_config
@@ -102,7 +103,7 @@ def _launch(arguments: argparse.Namespace) -> int:
   from hephaestus.launch.cluster import hosts as hosts_lib
   from hephaestus.launch.files import folder as folder_lib
 
-  packages.check_distributed('several hosts', ONE_PROCESS)
+  validation.check_distributed('several hosts', ONE_PROCESS)
   import portpicker
 
   path = pathlib.Path(arguments.hosts)
@@ -111,8 +112,6 @@ def _launch(arguments: argparse.Namespace) -> int:
   config = _make_shared_config(request, hosts)
   budget = validation.check_budget(config)
   folder = request.run or folder_lib.new(config)
-  if request.span is not None:  # each host reports about its own folder
-    validation.check_profile(request.span, config, folder)
   launch_id = time.time_ns()
   ports = [portpicker.pick_unused_port() for _ in hosts.keepers]
   commands = {host.name: remote.command(hosts, host, str(folder), ports) for host in hosts.hosts}
@@ -153,7 +152,7 @@ def _node(arguments: argparse.Namespace) -> int:
   from hephaestus.launch.run import parts as parts_lib
   from hephaestus.launch.run import preflight
 
-  packages.check_distributed('several hosts', ONE_PROCESS)
+  validation.check_distributed('several hosts', ONE_PROCESS)
   from hephaestus.launch.cluster import handshake, node
   from hephaestus.launch.cluster import hosts as hosts_lib
   from hephaestus.launch.files import folder as folder_lib
@@ -182,7 +181,7 @@ def _node(arguments: argparse.Namespace) -> int:
     budget = validation.check_budget(config)
     remarks = preflight.check_environment(config)
     folder = request.run or folder_lib.new(config)
-    span = None if profile is None else node.prepare_profile(profile, config, folder)
+    span = None if profile is None else profile_lib.parse(profile)
     folder_lib.open_run(folder, config)
     print(f'run folder: {folder}', budget, *remarks, sep='\n', flush=True)
     return node.run(

@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import shutil
 import sys
 from collections.abc import Sequence
 
@@ -10,27 +9,9 @@ from hephaestus.launch import config as launch_config
 from hephaestus.launch.cluster import handshake
 from hephaestus.launch.cluster import hosts as hosts_lib
 from hephaestus.launch.processes import fork_server
-from hephaestus.launch.run import local, validation
+from hephaestus.launch.run import local
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.learner import profile as profile_lib
-
-
-def prepare_profile(
-  text: str, config: launch_config.ExperimentConfig, folder: pathlib.Path
-) -> profile_lib.Span | None:
-  """Parses the learner updates to trace on a host, START:STOP, and deletes an older trace of them.
-
-  A restarted host gets the same flag again, and the run may be beyond these updates. Then nothing is
-  traced, a line reports it, and the run continues.
-  """
-  span = profile_lib.parse(text)
-  try:
-    validation.check_profile(span, config, folder)
-  except ValueError as error:
-    print(f'nothing is traced on this host: {error}', flush=True)
-    return None
-  shutil.rmtree(span.folder(folder), ignore_errors=True)
-  return span
 
 
 def run(

@@ -18,7 +18,7 @@ from hephaestus.launch.files import metrics
 from hephaestus.launch.inspect import live
 from hephaestus.launch.inspect import report as report_lib
 from hephaestus.launch.interface import policy as policy_lib
-from hephaestus.launch.run import packages
+from hephaestus.launch.run import validation
 
 REPLAY = 'replay'
 
@@ -109,7 +109,7 @@ def of_replay(
       ),
     ]  # fmt: skip
     return of_ratio + _of_strata(report.strata)
-  if not packages.has_distributed() or not any((folder / 'replay').iterdir()):
+  if not validation.has_distributed() or not any((folder / 'replay').iterdir()):
     return []
   from hephaestus.launch.inspect import stored  # which imports Reverb
 

@@ -8,7 +8,7 @@ import os
 import pathlib
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from hephaestus.actors.environments import names
 from hephaestus.launch import config as launch_config
@@ -17,7 +17,6 @@ from hephaestus.launch.files import metrics
 ADDRESS, CONFIG, LOCK = 'address', 'config.yaml', 'lock'
 INTERRUPTED = 130  # exit code after Ctrl-C, as of a shell: 128 + SIGINT
 STOPPING = 'stopping: saving the last checkpoint; a second Ctrl-C ends the run at once'
-ORIGIN = 'origin'  # RUN@STEP whose parameters the run begins with
 DIAGNOSIS = 'doctor.json'  # newest report of `hephaestus doctor`
 COLLECTED = 'collected.json'  # sequences that each shard of replay has inserted, and those lost
 COUNTS = 'counts.jsonl'  # one row of the learner's newest counts, for the progress line
@@ -119,48 +118,29 @@ def check_entries(folder: pathlib.Path) -> None:
 
 
 def open_run(
-  folder: pathlib.Path, config: launch_config.ExperimentConfig, origin: str | None = None
+  folder: pathlib.Path,
+  config: launch_config.ExperimentConfig,
+  begin: Callable[[], None] = lambda: None,
 ) -> None:
   """Makes the folder of a run, or checks an existing one, and writes the config into it.
 
-  Args:
-    folder: folder of the run.
-    config: config of the run.
-    origin: RUN@STEP, the checkpoint whose parameters a new run begins with (--from); None for none.
-      It is written before the config, so that it is known if the run is stopped before its first
-      checkpoint.
+  The config comes last, after `begin` has written what the run begins with: a folder without it is no run.
 
   Raises:
     ValueError: the folder is not writable, is being trained, has other files but no config, or its run
-      cannot resume with this config; or `origin` is None and the run was stopped before its origin was
-      saved as its first checkpoint.
+      cannot resume with this config.
   """
   _make(folder)
   try:
     with only_one(folder):
       if (folder / CONFIG).exists():
         check(folder, config)
-      if origin is None and unfinished_origin(folder) is not None:
-        raise ValueError(
-          f'--run {folder}: was stopped before its first checkpoint; `hephaestus train --run {folder}` '
-          'makes it'
-        )
       for name in ('metrics', 'logs', 'checkpoints', 'replay', 'videos', 'tensorboard'):
         (folder / name).mkdir(exist_ok=True)
-      if origin is not None:
-        (folder / ORIGIN).write_text(f'{origin}\n')
+      begin()
       launch_config.save(config, folder / CONFIG)
   except OSError as error:
     raise ValueError(f'--run {folder}: cannot be written to ({error.strerror})') from None
-
-
-def unfinished_origin(folder: pathlib.Path) -> str | None:
-  """Reads the origin, RUN@STEP, of a run that has one and no checkpoint yet; None for other runs."""
-  file = folder / ORIGIN
-  from hephaestus.learner import checkpoint  # whose JAX few commands need
-
-  is_saved = bool(checkpoint.saved_steps(folder / 'checkpoints'))
-  return None if is_saved or not file.exists() else file.read_text().strip()
 
 
 def check(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from omegaconf import OmegaConf
 
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
@@ -182,7 +181,7 @@ class History:
   @functools.cached_property
   def config_values(self) -> dict[str, Any]:
     """Values of the config by their paths."""
-    return launch_config.flatten(OmegaConf.to_container(OmegaConf.structured(self.config)))
+    return launch_config.values_of(self.config)
 
   @property
   def unread(self) -> int:

@@ -228,7 +228,6 @@ def make_logger(
   tensorboard: bool = False,
   wandb: 'launch_config.WandbConfig | None' = None,
   resume: tuple[str, int] | None = None,
-  also: Sequence[Any] = (),
 ) -> Loggers:
   """Makes the logger of one node's metrics.
 
@@ -240,7 +239,6 @@ def make_logger(
     tensorboard: whether to write TensorBoard files.
     wandb: settings of reports to Weights & Biases; None for no reports.
     resume: see `JsonLines`.
-    also: further loggers that get each row.
 
   Raises:
     ValueError: the package of Weights & Biases is needed and not installed.
@@ -251,17 +249,17 @@ def make_logger(
     to.append(TensorBoardLogger(folder / 'tensorboard' / node_name, steps_key))
   if wandb is not None and wandb.enabled:
     to.append(WandbLogger(folder, node_name, steps_key, wandb))
-  return Loggers([*to, *also])
+  return Loggers(to)
 
 
 def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
   """Reads all rows of a file of metrics, oldest first; [] where there is no file.
 
   Lines that are no rows are left out, and a last line that is still being written, here and in
-  `last`, `newest` and `since`.
+  `last` and `newest`.
 
   Raises:
-    OSError: the file cannot be read, see `open_regular`; also raised by `last`, `newest` and `since`.
+    OSError: the file cannot be read, see `open_regular`; also raised by `last` and `newest`.
   """
   try:
     with open_regular(path) as file:
@@ -287,32 +285,22 @@ def last(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def newest(path: str | os.PathLike[str], count: int) -> list[dict[str, Any]]:
-  """Reads the newest rows of a file of metrics, at most `count`, oldest first; [] without a file."""
-  return _from_the_end(path, lambda rows: len(rows) >= count)[-count:]
+  """Reads the newest rows of a file of metrics, at most `count`, oldest first; [] without a file.
 
-
-def since(path: str | os.PathLike[str], start: float) -> list[dict[str, Any]]:
-  """Reads the rows written after `start`, in unix seconds, oldest first; [] without a file."""
-  rows = _from_the_end(path, lambda rows: bool(rows) and rows[0]['time'] <= start)
-  return [row for row in rows if row['time'] > start]
-
-
-def _from_the_end(
-  path: str | os.PathLike[str], are_enough: Callable[[list[dict[str, Any]]], bool]
-) -> list[dict[str, Any]]:
-  """Reads the rows in a file's last 64 KiB, then in twice as much, and so on, until they are enough."""
+  They are read from the last 64 KiB, then from twice as much, and so on, until there are enough.
+  """
   path = pathlib.Path(path)
   start = size = path.stat().st_size if path.exists() else 0
   rows: list[dict[str, Any]] = []
   tail_bytes = TAIL_BYTES
-  while start and not are_enough(rows):
+  while start and len(rows) < count:
     start = max(size - tail_bytes, 0)
     with open_regular(path) as file:
       file.seek(start)
       lines = _whole_lines(file.read(size - start))
     rows = _rows(lines[1:] if start else lines, path)  # the first may be incomplete
     tail_bytes *= 2
-  return rows
+  return rows[-count:]
 
 
 def row(line: bytes, path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import history, metrics
 from hephaestus.launch.inspect import report as report_lib
-from hephaestus.launch.run import packages
+from hephaestus.launch.run import validation
 from hephaestus.learner import advice
 from hephaestus.replay import inspector, tables
 
@@ -50,7 +50,7 @@ def find(target: str) -> Run | None:
     raise ValueError(f'{target}: is neither the folder of a run nor HOST:PORT')
   if run is None or not run.config.fused:
     remedy = '`hephaestus dashboard` and `report` show its metrics without'
-    packages.check_distributed(f'{target}: its replay', remedy)
+    validation.check_distributed(f'{target}: its replay', remedy)
   elif run.config.record.on_policy:
     raise ValueError(f'{target}: a fused run is one compiled program, without a replay server')
   return run
@@ -274,7 +274,8 @@ def _lately(files: Sequence[pathlib.Path], key: str) -> float | None:
   shares = []
   begin = time.time() - MINUTE
   for path in files:
-    rows = metrics.since(path, begin) or metrics.newest(path, 1)
+    newest = metrics.newest(path, 256)  # more than the last minute has, but for very short periods
+    rows = [row for row in newest if row['time'] > begin] or newest[-1:]
     if known := [row for row in rows if row.get(key) is not None]:
       times = [begin, *(row['time'] for row in known)]
       weights = [max(1e-9, later - earlier) for earlier, later in itertools.pairwise(times)]

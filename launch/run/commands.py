@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import gc
-import shutil
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -32,7 +31,7 @@ def add(commands: Any) -> None:
   several.add_argument(
     '--jobs', type=int, metavar='N', help='runs at a time (default: by cores and accelerators)'
   )
-  parser.set_defaults(call=train_one)
+  parser.set_defaults(call=_train)
   config = commands.add_parser(
     'config',
     allow_abbrev=False,
@@ -65,15 +64,14 @@ class _Help(argparse.Action):
     parser.exit()
 
 
-def train_one(arguments: argparse.Namespace) -> int:
-  """Runs `hephaestus train` without --seeds."""
+def _train(arguments: argparse.Namespace) -> int:
+  request = request_lib.of(arguments)
+  if arguments.seeds is not None:
+    from hephaestus.launch import seeds  # whose imports take seconds
+
+    return seeds.train(request, arguments.seeds, arguments.jobs)
   if arguments.jobs is not None:
     raise ValueError(f'--jobs {arguments.jobs}: is of several runs; add --seeds')
-  return train(request_lib.of(arguments))
-
-
-def train(request: request_lib.TrainRequest) -> int:
-  """Runs `hephaestus train` for one run; returns the exit code and raises ValueError as `begin`."""
   # Imports and tracing make millions of objects that stay: with Python's threshold of 700, collections
   # take up to a third of their time.
   gc.set_threshold(100_000, 20, 20)
@@ -106,29 +104,31 @@ def begin(request: request_lib.TrainRequest, config: Any) -> int:
 
   with contextlib.ExitStack() as stack:
     folder = stack.enter_context(folder_lib.claimed(config, request.run))  # before long imports
-    lines = [f'run folder: {folder}', *validation.validate_here(request, config, folder)]
-    from hephaestus.launch.run import fused, preflight
+    lines = [f'run folder: {folder}', *validation.validate_here(request, config)]
+    from hephaestus.launch.run import fused, parts, preflight
     from hephaestus.launch.run import origin as origin_lib
 
     forks = None if config.fused else stack.enter_context(fork_server())
     lines += preflight.check_environment(config)
-    origin = origin_lib.find(request.origin, config, folder)
+    origin = None if request.origin is None else origin_lib.load(request.origin, config)
     prepared = fused.prepare(config) if config.fused else None
-    folder_lib.open_run(folder, config, origin and origin.exact)
-    if origin:
-      with folder_lib.only_one(folder):
-        print(origin_lib.begin(origin, config, folder, prepared and prepared.program), flush=True)
-    if request.span is not None:
-      shutil.rmtree(request.span.folder(folder), ignore_errors=True)  # an older trace
+
+    def begin_with_origin() -> None:
+      if origin is not None:
+        origin_lib.begin(origin, config, folder, prepared and prepared.program)
+
+    folder_lib.open_run(folder, config, begin_with_origin)
+    if prepared is None:
+      parts.saved_train(
+        folder, parts.saved_shapes(config)
+      )  # refuses a checkpoint with other arrays
+    print(*lines, sep='\n', flush=True)
     if prepared is not None:
-      print(*lines, sep='\n', flush=True)
       return fused.train(
         prepared, folder, reset_moments=request.reset_moments, profile=request.span
       )
     from hephaestus.launch.run import local  # whose packages a fused run does not need
 
-    preflight.check_checkpoint(config, folder)
-    print(*lines, sep='\n', flush=True)
     return local.train(config, folder, forks, exposed=request.expose, profile=request.span)
 
 

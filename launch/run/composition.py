@@ -37,13 +37,8 @@ class Launch:
   exposed: bool = False
   coordinator: str | None = None
 
-  def make_logger(
-    self, name: str, *, resume: int | None = None, also: Sequence[Any] = ()
-  ) -> metrics.Loggers:
-    """Makes the logger of a node's metrics; rows after the learner step `resume` are dropped, unless it is None.
-
-    Loggers in `also` get each row, too.
-    """
+  def make_logger(self, name: str, *, resume: int | None = None) -> metrics.Loggers:
+    """Makes the logger of a node's metrics; rows after the learner step `resume` are dropped, unless it is None."""
     return metrics.make_logger(
       self.folder,
       name,
@@ -51,7 +46,6 @@ class Launch:
       tensorboard=self.config.tensorboard,
       wandb=self.config.wandb,
       resume=None if resume is None else ('learner_step', resume),
-      also=also,
     )
 
   def make_scorer(

@@ -196,13 +196,12 @@ class _Monitor:
     self._events = metrics.JsonLines(launch.folder / 'metrics' / 'events.jsonl')
     self._warnings = progress_lib.Warnings(launch.config, launch.folder, self._events, self.say)
     self.warn = self._warnings.warn
-    self._begun_at = 0  # learner step
+    self._count = progress_lib.count_writer(launch.folder)
     self._scorer: evaluator.Scorer | None = None
     self._should_stop = lambda: prepared.stop.count > 0
     self.hooks = loop_lib.Hooks(
       should_stop=self._should_stop, make_logger=self._make_logger, between=self._between
     )
-    self._failure: OSError | None = None
     self._is_closed = threading.Event()
     # A thread shows the line, since compilation, a call of updates or an evaluation may take minutes.
     self._thread = threading.Thread(target=self._show, name='progress', daemon=True)
@@ -211,25 +210,19 @@ class _Monitor:
 
   def _show(self) -> None:
     while not self._is_closed.wait(0.5):
-      try:
+      with contextlib.suppress(OSError):  # a closed terminal is no reason to stop
         self._progress.tick()
-      except OSError as error:  # as of a pipe whose reader has gone
-        self._failure = error
-        return
+        self._warnings.tick()
 
   def _make_logger(self, step: int) -> loop_lib.Logger:
-    """Makes the evaluation, and the learner's logger, whose rows the agent's advice judges."""
-    self._begun_at = step
+    """Makes the evaluation, and the learner's logger."""
     self._scorer = self._launch.make_scorer(self._prepared.parts, self._should_stop, resume=step)
-    return self._launch.make_logger(parts_lib.LEARNER, resume=step, also=[self._warnings])
+    return self._launch.make_logger(parts_lib.LEARNER, resume=step)
 
   def _between(self, status: loop_lib.Status) -> None:
     """Notes progress; evaluates if that is due after the first update, or if the run has finished."""
     assert self._scorer is not None
-    if status.step > self._begun_at:
-      if self._failure is not None:
-        raise self._failure
-      self._progress.reach(status.step, status.environment_step)
+    self._count(status)
     is_due = status.step > 0 and self._scorer.schedule.is_due(status.environment_step)
     if is_due or status.finished:
       snapshot = parameters.Snapshot(
@@ -245,6 +238,7 @@ class _Monitor:
     self._is_closed.set()
     self._thread.join()
     self._progress.end()
+    self._warnings.tick()
     self._events.close()
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import pathlib
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import NamedTuple
 
 import portpicker
@@ -31,13 +31,26 @@ MAX_DRAIN_SECONDS = 60.0  # that replay waits for the connections of other hosts
 
 
 class Share(NamedTuple):
-  """One host's share of a run that has several hosts; `launch_id` and `coordinator` are as of `Launch`."""
+  """The nodes of a run on this host; `launch_id` and `coordinator` are as of `Launch`."""
 
-  nodes: Sequence[str]  # names of the nodes of this host, as in `program.commands`
+  nodes: Sequence[str]  # their names, as in `program.commands`
   addresses: Sequence[str]  # HOST:PORT of each shard of replay, as this host reaches it
   launch_id: int
-  on_tick: Callable[[], None]  # called about twice a second
+  on_tick: Callable[[], None] | None  # called about twice a second; None in a run on one host
   coordinator: str | None
+
+
+def whole(config: launch_config.ExperimentConfig) -> Share:
+  """All nodes of a run, at ports of this host that are free, or that follow `replay.port`."""
+  first, free = config.replay.port, portpicker.pick_unused_port
+  shards = range(config.replay.num_shards)
+  return Share(
+    nodes=parts_lib.nodes(config),
+    addresses=[f'127.0.0.1:{free() if first is None else first + shard}' for shard in shards],
+    launch_id=time.time_ns(),
+    on_tick=None,
+    coordinator=f'127.0.0.1:{free()}' if config.learner.num_processes > 1 else None,
+  )
 
 
 def train(
@@ -53,7 +66,7 @@ def train(
 
   Args:
     forks: forks the nodes; None: each node is a new program, which imports everything itself.
-    share: nodes of this host, in a run on several; None for all nodes.
+    share: nodes of this host, in a run on several; None for `whole`.
     exposed, profile: as of `Launch`.
 
   Returns:
@@ -67,14 +80,25 @@ def train(
     if share is None and config.learner.num_processes > 1:
       # One process owns all accelerators of a machine; several on one machine are for tests.
       config = dataclasses.replace(config, accelerator=False)
-    launch = composition.Launch(config=config, folder=folder, profile=profile, exposed=exposed)
-    launch, addresses = _announce(launch, share)
-    with _commands(launch, share, addresses) as commands:
-      watcher = _Watcher(launch, share, commands, addresses)
+    share = share or whole(config)
+    shards = parts_lib.replay_names(config.replay.num_shards)
+    here = [shard for shard, name in enumerate(shards) if name in share.nodes]
+    launch = composition.Launch(
+      config=config,
+      folder=folder,
+      profile=profile,
+      launch_id=share.launch_id,
+      shards_here=here,
+      exposed=_announce(config, share, here, exposed),
+      coordinator=share.coordinator,
+    )
+    (folder / folder_lib.ADDRESS).write_text('\n'.join(share.addresses))
+    with _commands(launch, share) as commands:
+      watcher = _Watcher(launch, share)
       learners, replay = watcher.learners, watcher.replay
       others = [name for name in commands if name not in (*learners, *replay)]
       learning = [name for name in commands if name in learners]
-      peers = connection.without_proxy([*addresses, *filter(None, [launch.coordinator])])
+      peers = connection.without_proxy([*share.addresses, *filter(None, [share.coordinator])])
       external = process_group.PEER_GONE if len(learners) > 1 else frozenset()
       outcome = supervisor.Supervisor(
         [
@@ -113,60 +137,36 @@ def train(
 
 
 def _announce(
-  launch: composition.Launch, share: Share | None
-) -> tuple[composition.Launch, Sequence[str]]:
-  """Chooses and prints the ports of this host; writes the addresses of replay into the run's folder.
+  config: launch_config.ExperimentConfig, share: Share, shards: Sequence[int], exposed: bool
+) -> bool:
+  """Checks and prints the ports at which these shards of replay, and a learner, will listen on this host.
 
-  Returns the launch with everything that belongs to this host, and HOST:PORT of each shard of replay;
+  Returns whether other machines may reach replay, which may be so where it is not to be `exposed`;
   ValueError if a port or an address cannot be used.
   """
-  config = launch.config
-  shards = parts_lib.replay_names(config.replay.num_shards)
-  learners = parts_lib.learners(config.learner.num_processes)
-  here = [shard for shard, name in enumerate(shards) if share is None or name in share.nodes]
-  exposed, coordinator, launch_id = launch.exposed, None, time.time_ns()
-  if share is None:
-    first, ports = config.replay.port, set[int]()
-    while len(ports) < len(shards):
-      free = portpicker.pick_unused_port() if first is None else check_port(first + len(ports))
-      ports.add(free)
-    addresses: Sequence[str] = [f'127.0.0.1:{port}' for port in sorted(ports)]
-    if len(learners) > 1:
-      coordinator = f'127.0.0.1:{portpicker.pick_unused_port()}'
-  else:
-    addresses, coordinator, launch_id = share.addresses, share.coordinator, share.launch_id
-    for shard in here:
-      check_port(_port_of(addresses[shard]))
-  (launch.folder / folder_lib.ADDRESS).write_text('\n'.join(addresses))
-  if here:
+  if shards:
     exposed, reach = preflight.reach(exposed)
-    for shard in here:
-      print(f'{shards[shard]} listens at port {_port_of(addresses[shard])}: {reach}', flush=True)
-  if coordinator is not None and (share is None or learners[0] in share.nodes):
-    address, port = coordinator.rsplit(':', 1)
+  for shard in shards:
+    port = _port_of(share.addresses[shard])
+    refusal = f'replay.port={port}: cannot be used ({{}}); give another, or null for a free one'
+    preflight.check_listening('::', port, refusal)
+    name = parts_lib.replay_names(len(share.addresses))[shard]
+    print(f'{name} listens at port {port}: {reach}', flush=True)
+  learner = parts_lib.learners(config.learner.num_processes)[0]
+  if share.coordinator is not None and learner in share.nodes:
+    address, port = share.coordinator.rpartition(':')[0], _port_of(share.coordinator)
     refusal = 'cannot be used on this host ({}); give one of its own addresses, and a free port'
     keys = f'learner.address={address}, learner.port={port}'
-    preflight.check_listening(address, int(port), f'{keys}: {refusal}')
+    preflight.check_listening(address, port, f'{keys}: {refusal}')
     print(
-      f'{learners[0]} listens at {coordinator}: {preflight.coordinator_reach(address)}', flush=True
+      f'{learner} listens at {share.coordinator}: {preflight.coordinator_reach(address)}',
+      flush=True,
     )
-  launch = dataclasses.replace(
-    launch, launch_id=launch_id, shards_here=here, exposed=exposed, coordinator=coordinator
-  )
-  return launch, addresses
-
-
-def check_port(port: int) -> int:
-  """Returns a port at which replay can listen; otherwise ValueError."""
-  refusal = f'replay.port={port}: cannot be used ({{}}); give another, or null for a free one'
-  preflight.check_listening('::', port, refusal)
-  return port
+  return exposed
 
 
 @contextlib.contextmanager
-def _commands(
-  launch: composition.Launch, share: Share | None, addresses: Sequence[str]
-) -> Iterator[dict[str, Sequence[str]]]:
+def _commands(launch: composition.Launch, share: Share) -> Iterator[dict[str, Sequence[str]]]:
   """Yields node name -> command, for this host's nodes; the pickled nodes exist while it is entered."""
   from hephaestus.launch.run import program  # Launchpad, Reverb and TensorFlow take seconds
 
@@ -174,9 +174,9 @@ def _commands(
   shutil.rmtree(scratch, ignore_errors=True)
   scratch.mkdir(mode=0o700)  # pickles are code: nobody else may write them
   topology = program.make_program(dataclasses.replace(launch, folder=launch.folder.resolve()))
-  commands = program.commands(topology, addresses, scratch)
-  here = share.nodes if share else [name for name in commands if name != parts_lib.ENDING]
-  yield {name: commands[name] for name in here}
+  commands = program.commands(topology, share.addresses, scratch)
+  known = dict(zip([*parts_lib.nodes(launch.config), parts_lib.ENDING], commands, strict=True))
+  yield {name: known[name] for name in share.nodes}
   shutil.rmtree(scratch, ignore_errors=True)
 
 
@@ -186,14 +186,8 @@ class _Watcher:
   `replay` and `learners` are names of all nodes of replay and of the learner, also on other hosts.
   """
 
-  def __init__(
-    self,
-    launch: composition.Launch,
-    share: Share | None,
-    nodes: Collection[str],
-    addresses: Sequence[str],
-  ):
-    config, self._launch, self._share = launch.config, launch, share
+  def __init__(self, launch: composition.Launch, share: Share):
+    config, nodes, self._launch, self._share = launch.config, share.nodes, launch, share
     self.replay = parts_lib.replay_names(config.replay.num_shards)
     self.learners = parts_lib.learners(config.learner.num_processes)
     ending = (*self.learners, parts_lib.EVALUATOR, parts_lib.ENDING)
@@ -206,8 +200,8 @@ class _Watcher:
     if self.learners[0] in nodes:
       self._warnings = progress_lib.Warnings(config, launch.folder, self._events, self.progress.say)
     self._is_drained: Callable[[], bool] = lambda: True
-    if share and launch.shards_here:
-      self._is_drained = Drain([_port_of(addresses[shard]) for shard in launch.shards_here])
+    if share.on_tick and launch.shards_here:
+      self._is_drained = Drain([_port_of(share.addresses[each]) for each in launch.shards_here])
     self._failed_late: str | None = None  # learner process that failed last, not restarted since
 
   def log(self, name: str) -> pathlib.Path:
@@ -233,7 +227,7 @@ class _Watcher:
     self.progress.tick()
     if self._warnings is not None:
       self._warnings.tick()
-    if self._share is None:
+    if self._share.on_tick is None:
       return
     self._share.on_tick()
     if self._warnings is None:
@@ -260,7 +254,7 @@ class _Watcher:
     if self._failed_late is not None:
       print(f'the learner did not write its last checkpoint; see {self.log(self._failed_late)}')
       return 1
-    if outcome.interrupted and self._share:
+    if outcome.interrupted and self._share.on_tick:
       print('stopped')
       return STOPPED
     return None

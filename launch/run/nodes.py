@@ -4,7 +4,6 @@ Actors and the learner communicate only through replay, so any node may crash an
 """
 
 import atexit
-import contextlib
 import pathlib
 import signal
 import time
@@ -19,7 +18,7 @@ from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import metrics
 from hephaestus.launch.processes import watchdog
-from hephaestus.launch.run import composition
+from hephaestus.launch.run import composition, progress
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.learner import loop, process
 from hephaestus.learner import process_group as process_group_lib
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
   import reverb
 
 Clients = Sequence['reverb.Client']  # of all shards of replay
-COUNTS_PERIOD = 0.5  # seconds between two writes of the learner's counts
 
 
 def _stop_signal(config: launch_config.ExperimentConfig) -> Callable[[], bool]:
@@ -120,29 +118,6 @@ def build_tables(config: launch_config.ExperimentConfig) -> list['reverb.Table']
   )
 
 
-def _count_writer(run: pathlib.Path) -> Callable[[loop.Status], None]:
-  """Makes the learner's hook that writes `folder.COUNTS`, at most twice a second.
-
-  It writes nothing before the first change: until then nodes compile.
-  """
-  begun: tuple[int, int] | None = None
-  written = 0.0
-
-  def write(status: loop.Status) -> None:
-    nonlocal begun, written
-    if time.monotonic() - written < COUNTS_PERIOD:
-      return
-    counts = status.step, status.environment_step
-    begun = begun or counts
-    if counts != begun:
-      written = time.monotonic()
-      row = {'time': time.time(), 'learner_step': counts[0], 'environment_step': counts[1]}
-      with contextlib.suppress(OSError):  # a full disk: the line then shows the reports
-        (run / folder_lib.COUNTS).write_text(metrics.to_json(row) + '\n')
-
-  return write
-
-
 def build_learner(launch: composition.Launch, rank: int, replay: Clients) -> loop.Loop:
   """Makes the learner node, or the process `rank` of a learner that has several.
 
@@ -202,7 +177,7 @@ def build_learner(launch: composition.Launch, rank: int, replay: Clients) -> loo
   hooks = loop.Hooks(
     should_stop=should_stop,
     make_logger=lambda step: launch.make_logger(parts_lib.LEARNER, resume=step),
-    between=_count_writer(launch.folder) if group.is_first else lambda status: None,
+    between=progress.count_writer(launch.folder) if group.is_first else lambda status: None,
   )
   return launch.make_loop(source, hooks, group)
 

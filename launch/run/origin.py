@@ -14,6 +14,7 @@ from hephaestus.launch.run import request as request_lib
 from hephaestus.learner import checkpoint
 from hephaestus.learner.sources import on_policy
 
+ORIGIN = 'origin'  # file of a run's folder: RUN@STEP whose parameters it begins with
 COPIED = ('params', 'statistics', 'slow_critic')  # fields of a train state; the others are reset
 
 
@@ -55,29 +56,10 @@ def load(text: str, config: launch_config.ExperimentConfig) -> Origin:
   return Origin(text, f'{folder.resolve()}@{step}', step, fields)
 
 
-def find(
-  given: str | None, config: launch_config.ExperimentConfig, folder: pathlib.Path
-) -> Origin | None:
-  """Loads the origin of a new run (--from, `given`), or of one that was stopped before its first checkpoint.
-
-  None for any other run. ValueError if the origin cannot be restored, see `load`.
-  """
-  if given is not None:
-    return load(given, config)
-  text = folder_lib.unfinished_origin(folder)
-  try:
-    return None if text is None else load(text, config)
-  except ValueError as error:
-    raise ValueError(
-      f'--run {folder}: was stopped before its first checkpoint, and cannot begin again ({error}); '
-      'begin another run'
-    ) from None
-
-
 def begin(
   origin: Origin, config: launch_config.ExperimentConfig, folder: pathlib.Path, program: Any
-) -> str:
-  """Writes the first checkpoint of a new run: step 0, with the parameters of its origin; returns a line to print.
+) -> None:
+  """Writes the first checkpoint of a new run: step 0, with the parameters of its origin; and the file `ORIGIN`.
 
   Args:
     program: the `unrolled.FusedProgram` of a fused run; None for a run with actors.
@@ -101,4 +83,5 @@ def begin(
   with contextlib.closing(parts_lib.checkpointer(folder, config.learner.keep)) as saver:
     saver.save(0, state)
     saver.wait()
-  return f'begins with the parameters of {origin.text}, update {origin.step:,}'
+  (folder / ORIGIN).write_text(f'{origin.exact}\n')
+  print(f'begins with the parameters of {origin.text}, update {origin.step:,}', flush=True)

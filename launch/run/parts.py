@@ -29,13 +29,16 @@ class Parts:
   """Definitions that all nodes of a run share, computed only from its config.
 
   Attributes:
+    config: config of the run.
     environment: environment of the run, an `environment.Environment` or `host.HostEnvironment`.
     trained: the agent with its losses, from `AgentRecord.make`.
+    should_stop: whether to end an unroll, see `rollout.make_unroll`.
   """
 
+  config: launch_config.ExperimentConfig
   environment: Any
   trained: Any
-  _make_unroll: Callable[[], rollout.Unroll]
+  should_stop: Callable[[], bool]
 
   @property
   def agent(self) -> agent_lib.Agent:
@@ -46,7 +49,14 @@ class Parts:
   @functools.cached_property
   def unroll(self) -> rollout.Unroll:
     """Functions by which an actor steps its environments."""
-    return self._make_unroll()
+    return rollout.make_unroll(
+      self.environment,
+      self.agent,
+      num_envs=self.config.actor.num_envs,
+      sequence_length=self.config.actor.sequence_length,
+      explore=True,
+      should_stop=self.should_stop,
+    )
 
   @functools.cached_property
   def params_schema(self) -> Any:
@@ -68,22 +78,13 @@ def _key() -> Any:
 def make_parts(
   config: launch_config.ExperimentConfig, should_stop: Callable[[], bool] = lambda: False
 ) -> Parts:
-  """Makes the parts of a run, without any array; `should_stop` is for the unroll, see `rollout.make_unroll`.
+  """Makes the parts of a run, without any array.
 
   ValueError if the environment is unknown, or not one that the agent supports.
   """
   environment = config.make_environment()
   trained = config.record.make(config.agent, environment.observation_spec, environment.action_spec)
-  make_unroll = functools.partial(
-    rollout.make_unroll,
-    environment,
-    trained.agent,
-    num_envs=config.actor.num_envs,
-    sequence_length=config.actor.sequence_length,
-    explore=True,
-    should_stop=should_stop,
-  )
-  return Parts(environment, trained, make_unroll)
+  return Parts(config, environment, trained, should_stop)
 
 
 def saved_shapes(config: launch_config.ExperimentConfig, parts: Parts | None = None) -> Any:
@@ -124,35 +125,34 @@ def checkpointer(
   return checkpoint.Checkpointer(run / 'checkpoints', read_only=read_only, keep=keep, scores=scores)
 
 
-def saved_train(run: pathlib.Path, like: Any, step: int | None = None) -> tuple[int, Any] | None:
-  """Learner step and train state of a run's checkpoint, `step` or the newest; None if there is no intact one.
+def saved_train(run: pathlib.Path, like: Any, which: str | None = None) -> tuple[int, Any] | None:
+  """Learner step and train state of a checkpoint: of a learner step, 'best', or None for the newest intact one.
 
-  `like` are shapes and dtypes of the state, or of the parts to restore; ValueError if the checkpoint has others.
+  Args:
+    run: folder of the run.
+    like: shapes and dtypes of the state, or of the parts to restore.
+    which: the user's choice of a checkpoint.
+
+  Returns:
+    None if there is no intact checkpoint at all. ValueError if the chosen one is missing or broken, or has
+    other arrays.
   """
   if not (run / 'checkpoints').exists():
     return None
   with contextlib.closing(checkpointer(run, read_only=True)) as saved:
+    try:
+      step = None if which is None else saved.find(which)
+    except ValueError as error:
+      raise ValueError(f'--checkpoint {error}') from None
     restored = saved.restore(like, step=step)
-  if restored is None:
-    return None
-  return restored.step, train_part(restored.state)
+  if restored is None and which is not None:
+    raise ValueError(f'--checkpoint {which}: is broken; give another')
+  return restored and (restored.step, train_part(restored.state))
 
 
 def find_train(run: pathlib.Path, like: Any, which: str | None) -> tuple[int, Any]:
-  """Learner step and train state of the checkpoint that a user has chosen: a learner step, 'best', or None.
-
-  `like` is as in `saved_train`. ValueError if there is no such checkpoint, it is broken, or has other arrays.
-  """
-  step = None
-  if which is not None:
-    with contextlib.closing(checkpointer(run, read_only=True)) as saved:
-      try:
-        step = saved.find(which)
-      except ValueError as error:
-        raise ValueError(f'--checkpoint {error}') from None
-  found = saved_train(run, like, step)
-  if found is None and step is not None:
-    raise ValueError(f'--checkpoint {which}: is broken; give another')
+  """Does the same as `saved_train`, but raises ValueError where nothing has been saved yet."""
+  found = saved_train(run, like, which)
   if found is None:
     raise ValueError(f'{run}: nothing has been saved yet; wait for the first checkpoint')
   return found
@@ -184,6 +184,13 @@ def saved_params(
 def replay_names(num_shards: int) -> list[str]:
   """Names of the nodes of replay, one for each shard."""
   return [REPLAY] if num_shards == 1 else [f'{REPLAY}-{shard}' for shard in range(num_shards)]
+
+
+def nodes(config: launch_config.ExperimentConfig) -> list[str]:
+  """Names of all nodes of a run, but for `ENDING`, in the order in which they start."""
+  actors = [f'{ACTOR}-{index}' for index in range(config.actor.num_actors)]
+  shards, count = replay_names(config.replay.num_shards), config.learner.num_processes
+  return [*shards, *learners(count), *actors, EVALUATOR]
 
 
 def replay_folders(run: pathlib.Path, num_shards: int) -> list[str]:

@@ -48,12 +48,6 @@ def check_values(environment: environment_lib.Environment, seed: int) -> list[st
   return wrappers.check_values(environment, jax.random.key(seed))
 
 
-def check_checkpoint(config: launch_config.ExperimentConfig, folder: pathlib.Path) -> None:
-  """Raises ValueError if the run's newest checkpoint has other arrays than its config asks for."""
-  if (folder / 'checkpoints').exists():
-    parts_lib.saved_train(folder, parts_lib.saved_shapes(config))
-
-
 def replay_bytes(config: launch_config.ExperimentConfig) -> int:
   """Bytes of memory that all of replay takes once its strata are full, if nothing compresses."""
   return tables.nbytes(config.replay, parts_lib.make_parts(config).sequence_schema)

@@ -56,7 +56,7 @@ def serve(stop: threading.Event, address: str, stuck_seconds: float) -> None:
 
 
 def make_program(launch: composition.Launch) -> lp.Program:
-  """Makes the Launchpad program of a run: all nodes of all hosts in groups by kind, not yet bound to addresses."""
+  """Makes the Launchpad program of a run, not yet bound to addresses: the nodes of `parts.nodes`, and `ENDING`."""
   config = launch.config
   program = lp.Program('hephaestus')
   replay: list[Any] = []
@@ -88,8 +88,8 @@ class _StaticAddress(lp_address.AbstractAddressBuilder):
 
 def commands(
   program: lp.Program, addresses: Sequence[str], scratch: pathlib.Path
-) -> dict[str, list[str]]:
-  """Pickles the nodes of a program, and returns the command that runs each of them, by its name such as 'actor-0'.
+) -> list[list[str]]:
+  """Pickles the nodes of a program, and returns the command that runs each of them, in its order.
 
   Launchpad's own launcher neither restarts a node nor reports its end (docs/design.md), so its
   nodes are bound here, and their commands go to the supervisor of this project. Only the shards of
@@ -107,19 +107,13 @@ def commands(
   for node, address in zip(shards, addresses, strict=True):
     for listening in node.addresses:
       listening.bind(_StaticAddress(address))
-  result = {}
+  result = []
   previous, tempfile.tempdir = tempfile.tempdir, str(scratch)
   try:
     for label, nodes in program.groups.items():
-      executables = nodes[0].to_executables(nodes, label, nodes[0].launch_context)
-      names = {
-        parts_lib.LEARNER: parts_lib.learners(len(executables)),
-        parts_lib.REPLAY: parts_lib.replay_names(len(executables)),
-        parts_lib.ACTOR: [f'{parts_lib.ACTOR}-{index}' for index in range(len(executables))],
-      }.get(label, [label] * len(executables))
-      for command, name in zip(executables, names, strict=True):
+      for command in nodes[0].to_executables(nodes, label, nodes[0].launch_context):
         notice = f'--lp_termination_notice_secs={TERMINATION_NOTICE}'
-        result[name] = [*map(os.fspath, command.command_as_list), notice]
+        result.append([*map(os.fspath, command.command_as_list), notice])
   finally:
     tempfile.tempdir = previous
   return result

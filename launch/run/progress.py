@@ -1,5 +1,6 @@
 """Progress of a run as one line, warnings by the agent's advice, and the line at the end of the run."""
 
+import contextlib
 import pathlib
 import shutil
 import signal
@@ -14,7 +15,9 @@ from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import metrics
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import validation
+from hephaestus.learner import loop
 
+COUNTS_PERIOD = 0.5  # seconds between two writes of the learner's counts
 QUIET_PERIOD = 15.0  # seconds between progress lines where no terminal shows them live
 STALE_SECONDS = 60.0  # age from which a number on the line is marked with it
 MOST_ROWS = 64  # newest reports that warnings may be about
@@ -50,6 +53,29 @@ class _Pace:
     return None if left < 0 and self._count < total else max(0.0, left)
 
 
+def count_writer(run: pathlib.Path) -> Callable[[loop.Status], None]:
+  """Makes the learner's hook that writes `folder.COUNTS` for the line, at most twice a second.
+
+  It writes nothing before the first change: until then programs are compiled.
+  """
+  begun: tuple[int, int] | None = None
+  written = 0.0
+
+  def write(status: loop.Status) -> None:
+    nonlocal begun, written
+    if time.monotonic() - written < COUNTS_PERIOD:
+      return
+    counts = status.step, status.environment_step
+    begun = begun or counts
+    if counts != begun:
+      written = time.monotonic()
+      row = {'time': time.time(), 'learner_step': counts[0], 'environment_step': counts[1]}
+      with contextlib.suppress(OSError):  # a full disk: the line then shows the reports
+        (run / folder_lib.COUNTS).write_text(metrics.to_json(row) + '\n')
+
+  return write
+
+
 class Progress:
   """One line with the progress of a run, on stdout.
 
@@ -72,13 +98,6 @@ class Progress:
     self._num_updates = validation.num_updates(config) if config.fused else None
     self._shown = 0.0
     self._lock = threading.RLock()  # a fused run shows the line from a thread
-
-  def reach(self, step: int, environment_step: int) -> None:
-    """Tells the line the newest numbers of updates and environment steps.
-
-    To be called where this process learns; a learner in another one writes them, see `folder.COUNTS`.
-    """
-    self._reached = step, environment_step
 
   def tick(self) -> None:
     """Shows the line if it is due; to be called about twice a second."""
@@ -246,8 +265,7 @@ def farewell(folder: pathlib.Path, config: launch_config.ExperimentConfig, inter
 class Warnings:
   """Prints and records each kind of warning once, also those of the agent (`AgentRecord.advise`).
 
-  The agent judges rows of the learner's metrics from now on: each that is written to this logger, or, where
-  another process learns, the newest one at each `tick`.
+  The agent judges rows of the learner's metrics from now on: the newest one at each `tick`.
   """
 
   def __init__(
@@ -268,20 +286,6 @@ class Warnings:
     self._events.write({'kind': 'warning', 'name': parts_lib.LEARNER, 'text': text})
     self._say(f'warning: {text}')
 
-  def write(self, row: Mapping[str, Any]) -> None:
-    """Hands a row of the learner's metrics to the agent, and warns."""
-    self._rows.append(row)
-    del self._rows[1:-MOST_ROWS]
-    scored = metrics.last(self._metrics / 'evaluator.jsonl') or {}
-    advice = self._config.record.advise(self._config, self._rows, scored.get('normalised_score'))
-    for kind, text in advice.items():
-      if kind not in self._said:
-        self._said.add(kind)
-        self.warn(text)
-
-  def close(self) -> None:
-    """Does nothing, as the events are closed by their owner."""
-
   def tick(self) -> None:
     """Judges the learner's newest row of metrics, if it is a new one."""
     row = metrics.last(self._metrics / 'learner.jsonl')
@@ -289,4 +293,15 @@ class Warnings:
       return
     self._newest = row['time']
     acting = metrics.last(self._metrics / 'actor-0.jsonl') or {}
-    self.write({name: acting.get(name) for name in ('episode_return', 'episode_length')} | row)
+    returns = (
+      'episode_return',
+      'episode_length',
+    )  # which the learner of a fused run reports itself
+    self._rows.append({name: acting.get(name) for name in returns} | row)
+    del self._rows[1:-MOST_ROWS]
+    scored = metrics.last(self._metrics / 'evaluator.jsonl') or {}
+    advice = self._config.record.advise(self._config, self._rows, scored.get('normalised_score'))
+    for kind, text in advice.items():
+      if kind not in self._said:
+        self._said.add(kind)
+        self.warn(text)

@@ -8,7 +8,7 @@ import pathlib
 from typing import TYPE_CHECKING, Any
 
 from hephaestus.launch import comments, records
-from hephaestus.launch.run import packages, validation
+from hephaestus.launch.run import validation
 from hephaestus.learner import profile as profile_lib
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class TrainRequest:
     for name in ('run', 'config'):
       path = getattr(self, name)
       object.__setattr__(self, name, None if path is None else pathlib.Path(path))
+    _ = self.span  # refuses a `profile` that is no span
 
   @functools.cached_property
   def file(self) -> 'launch_config.ConfigFile':
@@ -81,7 +82,7 @@ class TrainRequest:
 
   @functools.cached_property
   def span(self) -> profile_lib.Span | None:
-    """The learner updates to trace; None for none. ValueError if `profile` is no span."""
+    """The learner updates to trace; None for none."""
     return None if self.profile is None else profile_lib.parse(self.profile)
 
   @property
@@ -197,12 +198,12 @@ def make_config(request: TrainRequest) -> Any:
   if file.env not in (None, config.environment['name']):
     values = {key: value for key, value in values.items() if not key.startswith('environment.')}
   if request.cognition:
-    config = cognition.switch_on(request.sets, config, overrides, values)
+    overrides = [*cognition.assignments(request.sets, config, overrides, values), *overrides]
   config = launch_config.override(config, overrides, values)
   may_fuse = is_new and config.record.can_fuse and not (config.fused or request.says_fused)
   is_asked = bool(validation.asked_for_several(request, config))
-  if may_fuse and not is_asked and not packages.has_distributed():
-    print(f'one process, as with --fused: several need {packages.DISTRIBUTED}', flush=True)
+  if may_fuse and not is_asked and not validation.has_distributed():
+    print(f'one process, as with --fused: several need {validation.DISTRIBUTED}', flush=True)
     config = launch_config.override(config, FUSED)
   validation.validate(request, config)
   return config

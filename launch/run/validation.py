@@ -1,24 +1,23 @@
 """Validates a run: what its flags and its config ask for, before anything is made. Imports no JAX at first.
 
 `ExperimentConfig` itself refuses values that are impossible or contradict each other. Here is what more is known
-from the flags (`validate`), and from this machine and the run's folder (`validate_here`). What only making or
+from the flags (`validate`), and from this machine (`validate_here`). What only making or
 compiling a part can show is checked by `preflight` and `fused`.
 """
 
 from __future__ import annotations
 
 import fractions
+import importlib.util
 import math
-import pathlib
 from typing import TYPE_CHECKING
-
-from hephaestus.launch.run import packages
 
 if TYPE_CHECKING:
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.run import request as request_lib
-  from hephaestus.learner import profile as profile_lib
 
+# The packages of several processes, for a refusal.
+DISTRIBUTED = "the extra `distributed` (pip install 'hephaestus[distributed]', only for Python 3.10 on Linux x86-64)"
 # Keys that ask for a run of several processes where they are above 1.
 SEVERAL = ('actor.num_actors', 'learner.num_processes', 'replay.num_shards')
 # Least updates that may suffice, by docs/results.md: PPO reached no target in at most 49 (it learned only
@@ -45,13 +44,12 @@ def validate(request: request_lib.TrainRequest, config: launch_config.Experiment
     )
   if fused and request.expose:
     raise ValueError('--expose: a fused run listens at no port; leave it out, or add --no-fused')
-  _ = request.span
 
 
 def validate_here(
-  request: request_lib.TrainRequest, config: launch_config.ExperimentConfig, folder: pathlib.Path
+  request: request_lib.TrainRequest, config: launch_config.ExperimentConfig
 ) -> list[str]:
-  """Validates a run for this machine and its folder, which need not have been made; ValueError as `validate`.
+  """Validates a run for this machine; ValueError as `validate`.
 
   Returns lines to print: that an accelerator is not used, and the number of updates.
   """
@@ -61,12 +59,21 @@ def validate_here(
   if config.fused or config.learner.num_processes == 1:  # several are for tests, on the CPU
     machine.check(config, here)
   if not config.fused:
-    packages.check_distributed(*_asks_for_several(request, config))
+    check_distributed(*_asks_for_several(request, config))
   lines = [f'{here.lack}. Training on the CPU'] if here.lack and not config.accelerator else []
   lines.append(check_budget(config))
-  if request.span is not None:
-    check_profile(request.span, config, folder)
   return lines
+
+
+def has_distributed() -> bool:
+  """Whether the packages that a run of several processes needs are installed; imports none of them."""
+  return all(importlib.util.find_spec(name) for name in ('launchpad', 'portpicker', 'reverb'))
+
+
+def check_distributed(name: str, remedy: str) -> None:
+  """Raises ValueError, from `name`, what needs them, to a `remedy`, unless these packages are installed."""
+  if not has_distributed():
+    raise ValueError(f'{name}: needs {DISTRIBUTED}; {remedy}')
 
 
 def asked_for_several(
@@ -134,27 +141,3 @@ def _updates_per_sequence(config: launch_config.ExperimentConfig) -> fractions.F
   from hephaestus.replay import buffer
 
   return buffer.updates_per_sequence(config.replay, config.batch_size)
-
-
-def check_profile(
-  span: profile_lib.Span, config: launch_config.ExperimentConfig, folder: pathlib.Path
-) -> None:
-  """Raises ValueError if a run ends before the first update to trace, or resumes after it, by its folder."""
-  from hephaestus.launch.files import metrics
-  from hephaestus.learner import checkpoint
-
-  text = f'--profile {span.start}:{span.stop}'
-  done = max(checkpoint.saved_steps(folder / 'checkpoints'), default=0)
-  if span.start < done:
-    raise ValueError(f'{text}: the run resumes from update {done:,}; begin there or later')
-  newest = metrics.last(folder / 'metrics' / 'learner.jsonl') or {}
-  missing = max(0, config.max_environment_steps - int(newest.get('environment_step') or 0))
-  if not config.record.on_policy:
-    warm_up = 0 if newest else config.replay.warm_up * config.steps_per_sequence
-    missing = math.ceil(config.replay.replay_ratio * max(0, missing - warm_up))
-  steps_per_update = config.batch_size * config.steps_per_sequence
-  most = int(newest.get('learner_step', 0)) + math.ceil(missing / steps_per_update)
-  if span.start >= most:
-    raise ValueError(
-      f'{text}: the run ends after about {most:,} updates; begin earlier, or give it more --steps'
-    )

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from hephaestus.launch import config, records
-from hephaestus.launch.agents import dreamer, machine, presets
+from hephaestus.launch.agents import dreamer, presets
 from hephaestus.replay import tables
 
 MACHINES = ('laptop', 'gpu', 'tpu-v4-8')
@@ -25,19 +25,6 @@ def test_preset_round_trips_through_config_yaml(preset, agent, tmp_path):
   assert made.agent_name == ('dreamer' if agent == 'plain' else agent)
   config.save(made, tmp_path / 'config.yaml')
   assert config.load(tmp_path / 'config.yaml') == made
-
-
-@pytest.mark.parametrize('preset', MACHINES)
-def test_plain_agent_differs_only_in_compared_keys(preset):
-  ours = config.of_preset('dreamer', preset, 'catch').agent
-  plain = config.of_preset('plain', preset, 'catch')
-  agent, learner = plain.agent, plain.learner
-  assert (agent.ensemble_size, agent.novelty_scale) == (1, 0.0)
-  assert agent.horizon_max == agent.horizon_min == 15
-  compared = ('ensemble_size', 'novelty_scale', 'horizon_max', 'horizon_min')
-  back = {name: getattr(ours, name) for name in compared}
-  assert dataclasses.replace(agent, **back) == ours
-  assert learner == config.of_preset('dreamer', preset, 'catch').learner
 
 
 @pytest.mark.parametrize(
@@ -151,29 +138,6 @@ def test_invalid_config_file_is_refused(tmp_path):
       config.load(path)
 
 
-@pytest.mark.parametrize(
-  ('output', 'num_envs'),
-  [
-    ('24576\n24576\n', 2048),
-    ('81559\n8192\n', 1024),
-    ('4096\n', 512),
-    ('[N/A]\n', 2048),
-    ('', 2048),
-  ],
-)
-def test_ppo_gpu_chooses_num_envs_by_gpu_memory(monkeypatch, output, num_envs):
-  monkeypatch.setattr(machine, 'GPU_MEMORY', ('printf', output))
-  made = presets.ppo_gpu('catch')
-  assert made.actor.num_envs == num_envs
-  assert made.replay.strata[0].max_size == num_envs // 2
-
-
-def test_ppo_gpu_without_driver_has_default_num_envs(monkeypatch):
-  monkeypatch.setattr(machine, 'GPU_MEMORY', ('no-such-command',))
-  assert machine.gpu_gibibytes() is None
-  assert presets.ppo_gpu('catch').actor.num_envs == 2048
-
-
 @pytest.mark.parametrize('order', itertools.permutations(['horizon_max=32', 'horizon_min=32']))
 def test_related_overrides_are_checked_together_in_every_order(laptop, order):
   agent = config.override(laptop, [f'agent.{each}' for each in order]).agent
@@ -184,13 +148,6 @@ def test_wandb_is_switched_on_and_named(laptop, tmp_path):
   changed = config.override(laptop, ['wandb=true', 'wandb.tags=[a, b]', 'wandb.project=mine'])
   assert changed.wandb == config.WandbConfig(enabled=True, project='mine', tags=('a', 'b'))
   assert config.conflicts(laptop, changed) == []
-  config.save(changed, tmp_path / 'config.yaml')
-  assert config.load(tmp_path / 'config.yaml') == changed
-
-
-def test_config_may_say_by_one_word_whether_it_reports_to_wandb(tmp_path):
-  lines = config.to_yaml(presets.laptop('catch')).splitlines()
-  start = lines.index('wandb:')
-  kept = [*lines[:start], 'wandb: true']
-  (tmp_path / 'config.yaml').write_text('\n'.join(kept))
+  lines = config.to_yaml(laptop).splitlines()
+  (tmp_path / 'config.yaml').write_text('\n'.join([*lines[: lines.index('wandb:')], 'wandb: true']))
   assert config.load(tmp_path / 'config.yaml').wandb == config.WandbConfig(enabled=True)

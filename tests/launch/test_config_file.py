@@ -102,13 +102,6 @@ def test_resumed_run_takes_what_a_file_does_not_say_from_its_folder(make, tmp_pa
     make('agent_name: ppo\n', '--run', tmp_path / 'run')
 
 
-def test_run_of_the_baseline_resumes_by_its_own_command(tmp_path):
-  made = config.of_preset('plain', 'laptop', 'catch')
-  folder_lib.open_run(tmp_path / 'run', made)
-  words = ['--agent', 'plain', '--preset', 'laptop', '--run', str(tmp_path / 'run')]
-  assert request.make_config(request.of(main.parse(['hephaestus', 'train', *words]))) == made
-
-
 @pytest.mark.parametrize(
   ('text', 'words'),
   [

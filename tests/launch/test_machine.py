@@ -92,7 +92,7 @@ def test_train_with_a_gpu_that_jax_cannot_use_says_what_to_install(
   # Without a preset it is the laptop's, on the CPU.
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: True)
   wanted = request.TrainRequest(fused=True)
-  lack, _ = validation.validate_here(wanted, request.make_config(wanted), tmp_path)
+  lack, _ = validation.validate_here(wanted, request.make_config(wanted))
   assert 'EXTRAS=cuda' in lack and 'on the CPU' in lack
 
 

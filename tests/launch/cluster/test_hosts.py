@@ -20,7 +20,7 @@ import pytest
 
 from hephaestus.launch import config, main
 from hephaestus.launch.agents import machine, presets
-from hephaestus.launch.cluster import handshake, hosts, node, remote
+from hephaestus.launch.cluster import handshake, hosts, remote
 from hephaestus.launch.files import metrics
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
@@ -225,28 +225,6 @@ def test_launch_prints_command_for_unreachable_host(write, capsys):
     '--profile 5:7 --preset laptop --seed 3 --set actor.num_actors=2',
     by_hand,
   )
-
-
-def test_launch_refuses_profile_beyond_end_of_run(write, capsys):
-  sizes = ['--preset', 'laptop', '--steps', '5000', '--set', 'actor.num_actors=2']
-  for span, words in (('5', 'write it as START:STOP'), ('900:910', 'the run ends after about')):
-    assert run('launch', write(TWO), '--dry-run', '--profile', span, *sizes) == 2
-    assert f'--profile {span}: {words}' in capsys.readouterr().err
-
-
-def test_share_resumed_beyond_profile_keeps_its_trace(tmp_path, capsys):
-  made = presets.laptop('catch')
-  trace = tmp_path / 'profile' / '5-7' / 'learner' / 'done.json'
-  trace.parent.mkdir(parents=True)
-  trace.touch()
-  (tmp_path / 'checkpoints' / '100').mkdir(parents=True)
-  assert node.prepare_profile('5:7', made, tmp_path) is None
-  said = capsys.readouterr().out
-  assert said.startswith('nothing is traced on this host: --profile 5:7: the run resumes from')
-  assert trace.exists()
-  (tmp_path / 'checkpoints' / '100').rmdir()
-  assert node.prepare_profile('5:7', made, tmp_path) == (5, 7)
-  assert not trace.exists()
 
 
 # Stands in for hephaestus on a host; only the connection to it is tested.

@@ -4,10 +4,7 @@ import collections
 import json
 import math
 import os
-import signal
-import subprocess
 import sys
-import textwrap
 import time
 
 import jax.numpy as jnp
@@ -49,16 +46,11 @@ def test_rows_are_read_back_with_time_first(path):
   assert (second['world'], second['done'], second['score']) == ('catch', True, None)
 
 
-def test_since_reads_rows_from_the_end(path, monkeypatch):
+def test_newest_rows_are_read_from_the_end(path, monkeypatch):
   monkeypatch.setattr(metrics, 'TAIL_BYTES', 64)  # of which a row takes half
-  assert metrics.since(path, 0.0) == []
   path.parent.mkdir()
   rows = [{'time': float(time), 'step': time} for time in range(20)]
   path.write_text(''.join(json.dumps(row) + '\n' for row in rows) + '{"time": 20.0, "st')
-  assert metrics.since(path, 9.0) == rows[10:]
-  assert metrics.since(path, 18.5) == rows[19:]
-  assert metrics.since(path, -1.0) == rows
-  assert metrics.since(path, 30.0) == []
   assert metrics.last(path) == rows[-1]
   assert metrics.newest(path, 7) == rows[-7:]
   assert metrics.newest(path, 30) == rows
@@ -136,37 +128,6 @@ def test_resumed_run_has_every_step_once(path):
   kept = whole.splitlines(keepends=True)[:4]
   assert path.read_bytes().startswith(b''.join(kept))
   assert os.listdir(path.parent) == [path.name]
-
-
-def test_rows_without_the_step_survive_a_resume(path):
-  logger = metrics.JsonLines(path)
-  logger.write({'note': 'started'})
-  logger.write({'learner_step': 9})
-  logger.close()
-  metrics.JsonLines(path, resume=('learner_step', 4)).close()
-  assert [row.get('note') for row in metrics.read(path)] == ['started']
-
-
-def test_kill_leaves_complete_lines(path):
-  program = f"""
-    from hephaestus.launch.files import metrics
-    logger = metrics.JsonLines({str(path)!r})
-    step = 0
-    while True:
-      step += 1
-      logger.write({{'learner_step': step, 'padding': 'x' * 1000}})
-      if step == 500:
-        print('ready', flush=True)
-  """
-  writer = subprocess.Popen(
-    [sys.executable, '-c', textwrap.dedent(program)], stdout=subprocess.PIPE, text=True
-  )
-  assert writer.stdout.readline() == 'ready\n'
-  writer.send_signal(signal.SIGKILL)
-  writer.communicate()
-  steps = steps_of(path)
-  assert len(steps) >= 500
-  assert steps == list(range(1, len(steps) + 1))
 
 
 def test_logger_writes_curves_for_tensorboard(tmp_path):

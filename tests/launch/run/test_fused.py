@@ -130,10 +130,6 @@ def test_run_ends_resumes_and_is_evaluated(finished, train, tmp_path, capsys):
   assert 'without a replay' in capsys.readouterr().err
   assert train('--agent', 'dreamer') == 2
   assert '--agent: the folder has ppo, you gave dreamer' in capsys.readouterr().err
-  assert train('--profile', '8:10') == 2
-  assert '--profile 8:10: the run resumes from update 9; begin there' in capsys.readouterr().err
-  assert train('--profile', '10:11') == 2
-  assert '--profile 10:11: the run ends after about 9 updates' in capsys.readouterr().err
   assert train('--set', 'agent.hidden_size=8') == 2
   assert 'agent.hidden_size: the folder has 16, you gave 8' in capsys.readouterr().err
 
@@ -176,8 +172,8 @@ def test_run_begins_with_the_agent_of_another(finished, tmp_path, capsys):
   queue = ['replay.strata[0].max_size=8', 'learner.fused=false']
   made = config.override(config.load(folder / 'config.yaml'), queue)
   third = tmp_path / 'third'
-  folder_lib.open_run(third, made)
-  origin.begin(origin.load(str(folder), made), made, third, None)
+  first = lambda: origin.begin(origin.load(str(folder), made), made, third, None)
+  folder_lib.open_run(third, made, first)
   jax.tree.map(
     np.testing.assert_array_equal, agent_lib.all_params(old), hephaestus.load(third).all_params
   )
@@ -195,36 +191,18 @@ def test_run_begins_with_the_agent_of_another(finished, tmp_path, capsys):
   assert 'is not the folder of a run' in refusal(*fourth, tmp_path / 'nothing')
 
 
-def test_run_stopped_before_its_first_checkpoint_takes_its_origin_when_resumed(
+def test_run_exists_once_the_parameters_that_it_begins_with_are_saved(
   finished, tmp_path, monkeypatch, capsys
 ):
-  folder, other = shutil.copytree(finished[0], tmp_path / 'run'), tmp_path / 'other'
-
   def crash(*unused):
     raise MemoryError('before the first checkpoint')
 
-  begin = ['train', '--run', other, '--from', f'{folder}@best', '--steps', 300, '--seed', 7]
-  with monkeypatch.context() as patch:
-    patch.setattr(origin, 'begin', crash)
-    assert run(*begin) == 2
-  with pytest.raises(ValueError, match='stopped before its first checkpoint; `hephaestus train'):
-    folder_lib.open_run(other, config.load(other / 'config.yaml'))
-  hidden = folder.rename(tmp_path / 'hidden')
+  other = tmp_path / 'other'
+  monkeypatch.setattr(origin, 'begin', crash)
+  assert run('train', '--run', other, '--from', finished[0], '--steps', 300) == 2
   capsys.readouterr()
   assert run('train', '--run', other) == 2
-  refusal = capsys.readouterr().err
-  assert (
-    f'--run {other}: was stopped before its first checkpoint, and cannot begin again' in refusal
-  )
-  assert f'--from {folder}@5: ' in refusal and refusal.count('\n') == 1
-
-  hidden.rename(folder)
-  assert run('train', '--run', other) == 0
-  assert f'begins with the parameters of {folder}@5, update 5' in capsys.readouterr().out
-  old, new = hephaestus.load(folder), hephaestus.load(other, 0)
-  jax.tree.map(np.testing.assert_array_equal, old.all_params, new.all_params)
-  assert run('train', '--run', other, '--steps', 500) == 0
-  assert 'begins' not in capsys.readouterr().out  # but resumes
+  assert 'is not empty and has no config.yaml' in capsys.readouterr().err
 
 
 def test_dreamer_with_options_is_trained_dreams_and_its_replay_is_shown(train, tmp_path, capsys):

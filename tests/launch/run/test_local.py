@@ -15,7 +15,7 @@ from hephaestus.launch import config, user_errors
 from hephaestus.launch.agents import presets
 from hephaestus.launch.files import metrics
 from hephaestus.launch.processes import supervisor
-from hephaestus.launch.run import composition, local, nodes, preflight, validation, variables
+from hephaestus.launch.run import composition, local, preflight, validation, variables
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import progress as progress_lib
 from hephaestus.learner import loop
@@ -58,17 +58,6 @@ def test_high_kl_of_ppo_warns_once(run):
   assert text.startswith('warning: KL 0.200 is above 0.08')
   (event,) = metrics.read(folder / 'metrics' / 'events.jsonl')
   assert (event['kind'], event['name']) == ('warning', 'learner')
-
-
-def test_progress_of_ppo_shows_staleness(run):
-  made, folder, write = run
-  progress = progress_lib.make(made, folder, ['learner'])
-  write('learner', ROW)
-  write('actor-0', {'environment_step': 70000, 'parameter_version': 8})
-  write('evaluator', {'normalised_score': 0.5, 'episode_return': 0.25})
-  line = progress.line()
-  assert '70,000/2,000,000 steps  score 0.50  return 0.25  9,000 steps/s' in line
-  assert 'KL 0.010  clipped 0.100  staleness 1.0' in line
 
 
 def test_environment_beyond_a_threshold_of_the_agent_is_warned_of():
@@ -153,8 +142,7 @@ def clock(monkeypatch):
   passed = [0.0]
   at = time.time(), time.monotonic()
   fake = types.SimpleNamespace(time=lambda: at[0] + passed[0], monotonic=lambda: at[1] + passed[0])
-  for module in (progress_lib, nodes):
-    monkeypatch.setattr(module, 'time', fake)
+  monkeypatch.setattr(progress_lib, 'time', fake)
 
   def wait(seconds):
     passed[0] += seconds
@@ -170,9 +158,9 @@ def test_stale_numbers_have_their_age_and_the_eta_does_not_climb(run, clock):
   write('learner', ROW | {'environment_step': 1000})
   assert 'ETA ?' in progress.line()
   clock(50)
-  progress.reach(3, 1500)  # this process learns: newer than its last report
+  write('../counts', {'learner_step': 3, 'environment_step': 1500})  # newer than its last report
   assert progress.line().startswith(
-    'catch  0:50  1,500/3,000 steps  update 3  score 0.50  return 0.25  '
+    'catch  0:50  1,500/3,000 steps  update 3  score 0.50  return 0.25  9,000 steps/s  entropy 1.000'
   )
   assert progress.line().endswith('ETA 2:30')
   clock(30)
@@ -188,7 +176,7 @@ def test_counts_of_a_learner_in_another_process_move_the_line_between_reports(ru
   made, folder, _ = run
   made = config.override(made, ['max_environment_steps=3000'])
   progress = progress_lib.make(made, folder, ['learner'])
-  note = nodes._count_writer(folder)
+  note = progress_lib.count_writer(folder)
   status = lambda step, steps: loop.Status(step, steps, acting_params=dict, finished=False)
   note(status(2, 1000))  # of a checkpoint
   assert 'starting' in progress.line()
@@ -200,18 +188,18 @@ def test_counts_of_a_learner_in_another_process_move_the_line_between_reports(ru
 
 
 def test_eta_of_one_process_counts_the_updates_after_the_last_step(run, clock):
-  _, folder, _ = run
+  _, folder, write = run
   made = config.override(
     presets.laptop('catch'), ['learner.fused=true', 'max_environment_steps=8000']
   )
   progress = progress_lib.make(made, folder, ['learner'])  # 960 updates
   for seconds, update, steps in ((0, 100, 2000), (50, 200, 4000), (350, 900, 8432)):
     clock(seconds)
-    progress.reach(update, steps)
+    write('../counts', {'learner_step': update, 'environment_step': steps})
     line = progress.line()
     assert line.endswith('ETA 6:20') == (update == 200)
   assert '8,432/8,000 steps  update 900' in line and line.endswith('ETA 0:30')
-  progress.reach(960, 8432)
+  write('../counts', {'learner_step': 960, 'environment_step': 8432})
   assert progress.line().endswith('ETA 0:00')
 
 
@@ -224,23 +212,17 @@ def test_summary_leaves_out_a_score_that_there_is_not(run):
   )
 
 
-@pytest.mark.parametrize('is_own', [True, False])
-def test_node_that_fails_again_and_again_shows_only_errors_of_own_code(run, capsys, is_own):
+def test_node_that_fails_again_and_again_shows_errors_of_own_code_in_one_line(run, capsys):
   made, folder, _ = run
   (folder / 'logs').mkdir()
   log = folder / 'logs' / 'actor-0.log'
-  log.write_text(
-    f'Traceback\n{user_errors.PREFIX if is_own else ""}lamp 7 (KeyError at own.py:3)\n'
-  )
-  outcome = supervisor.Outcome(0, 'actor-0', 1, ['Traceback', 'lamp 7'])
   launch = composition.Launch(config=made, folder=folder)
-  watcher = local._Watcher(launch, None, ['actor-0'], [])
-  assert watcher.report(outcome) == 1
-  shown = capsys.readouterr().out.splitlines()
-  assert shown[-1] == f'the whole log: {log}'
-  assert shown[1:-1] == (
-    ['  lamp 7 (KeyError at own.py:3)'] if is_own else ['  Traceback', '  lamp 7']
-  )
+  watcher = local._Watcher(launch, local.whole(made))
+  for prefix, shown in (('', ['Traceback', 'lamp 7']), (user_errors.PREFIX, ['lamp 7'])):
+    log.write_text(f'Traceback\n{prefix}lamp 7\n')
+    assert watcher.report(supervisor.Outcome(0, 'actor-0', 1, ['Traceback', 'lamp 7'])) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:] == [*(f'  {line}' for line in shown), f'the whole log: {log}']
 
 
 @pytest.mark.usefixtures('full_optimization')

