@@ -16,7 +16,6 @@ from hephaestus.launch.doctor import environment as environment_checks
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import metrics
 from hephaestus.launch.inspect import live
-from hephaestus.launch.inspect import report as report_lib
 from hephaestus.launch.interface import policy as policy_lib
 from hephaestus.launch.run import packages
 
@@ -95,7 +94,7 @@ def of_replay(
   """
   if config.fused:
     report = live.inspect(str(folder))
-    of_ratio = [
+    checks = [
       check_lib.judge(
         REPLAY, 'replay ratio over the configured one',
         (report.replay_ratio['achieved'] or 0.0) / config.replay.replay_ratio, above=0.7, below=1.3,
@@ -108,28 +107,25 @@ def of_replay(
         remedy='begin again with an empty folder, and report it',
       ),
     ]  # fmt: skip
-    return of_ratio + _of_strata(report.strata)
-  if not packages.has_distributed() or not any((folder / 'replay').iterdir()):
+  elif not packages.has_distributed() or not any((folder / 'replay').iterdir()):
     return []
-  from hephaestus.launch.inspect import stored  # which imports Reverb
+  else:
+    from hephaestus.launch.inspect import stored  # which imports Reverb
 
-  found = stored.read(str(folder), 0)
-  faults = [
-    check_lib.Check(
-      REPLAY, 'stored sequences', None, 'whole', False, text, 'see docs/inspecting.md'
-    )
-    for text in found.violations
-  ]
-  return faults + _of_strata(found.strata)
-
-
-def _of_strata(strata: dict[str, report_lib.Stratum]) -> list[check_lib.Check]:
-  """Reports the size and the median age of each stratum."""
-  checks = []
-  for name, stratum in strata.items():
-    ages = stratum.age_updates
-    checks.append(check_lib.judge(REPLAY, f'sequences of stratum {name}', stratum.sequences))
-    checks.append(
-      check_lib.judge(REPLAY, f'median age of {name}, updates', ages['median'] if ages else None)
-    )
+    checks = [
+      check_lib.Check(
+        REPLAY, 'stored sequences', None, 'whole', False, text, 'see docs/inspecting.md'
+      )
+      for text in stored.read(str(folder)).violations
+    ]
+    try:
+      report = live.inspect(str(folder))
+    except ConnectionError:  # its server is busy, or just starting
+      return checks
+  for name, stratum in report.strata.items():
+    median = (stratum.age_updates or {}).get('median')
+    checks += [
+      check_lib.judge(REPLAY, f'sequences of stratum {name}', stratum.sequences),
+      check_lib.judge(REPLAY, f'median age of {name}, updates', median),
+    ]
   return checks

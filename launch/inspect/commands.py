@@ -104,19 +104,21 @@ def _inspect(arguments: argparse.Namespace) -> int:
 def _inspect_stored(arguments: argparse.Namespace) -> int:
   """Reports on the newest checkpoint; returns 1 if `--check` finds a fault."""
   from hephaestus.launch.files import metrics
-  from hephaestus.launch.inspect import live, stored
+  from hephaestus.launch.inspect import live, stored, terminal
 
   found = stored.read(arguments.target, arguments.sample or 0)
   videos = [] if arguments.gif is None else stored.write_videos(found, arguments.gif)
   exit_code = int(arguments.check and bool(found.violations))
+  report = None
+  if arguments.json or arguments.sample is not None:
+    with contextlib.suppress(ConnectionError):  # the checkpoint can be read without a server
+      report = live.inspect(arguments.target)
   if arguments.json:
-    try:
-      report = live.inspect(arguments.target).to_json()
-    except ConnectionError:  # the checkpoint can be read without a server
-      report = {}
-    print(metrics.to_json(report | found.to_json()))
+    print(metrics.to_json(({} if report is None else report.to_json()) | found.to_json()))
     return exit_code
   if arguments.sample is not None:
+    if report is not None:
+      terminal.show(report)
     stored.show(arguments.target, found)
     if not found.samples and not arguments.check:
       for violation in found.violations:  # why none could be read
