@@ -128,10 +128,10 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     raise ValueError(f'--video {arguments.video}: shows one kind of --actions; give a single one')
   _check(arguments, '--video', arguments.video)
   from hephaestus.launch.files import metrics
-  from hephaestus.launch.report import evaluate
+  from hephaestus.launch.report import play
 
   for actions in arguments.actions or ['random' if arguments.random else None]:
-    result = evaluate.evaluate(
+    result = play.evaluate(
       arguments.run,
       arguments.episodes,
       arguments.video,
