@@ -39,19 +39,12 @@ _PLATFORM = 'import jax; print(jax.devices()[0].platform)'
 
 
 class Section(NamedTuple):
-  """One measurement of `bench accelerator`.
+  """One measurement of `bench accelerator`."""
 
-  Attributes:
-    name: its key in the output file.
-    words: arguments of its command, after `hephaestus`.
-    seconds: time limit of the command; for a training run, its training time.
-    run: folder of the training run; None for a command that prints figures as JSON.
-  """
-
-  name: str
-  words: Sequence[str]
-  seconds: float
-  run: pathlib.Path | None = None
+  name: str  # its key in the output file
+  words: Sequence[str]  # of its command, after `hephaestus`
+  seconds: float  # time limit of the command; for a training run, its training time
+  run: pathlib.Path | None = None  # folder of the training run; None: it prints figures as JSON
 
 
 def platform() -> str:

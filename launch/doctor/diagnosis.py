@@ -40,15 +40,8 @@ def of_run(
 ) -> list[check_lib.Check]:
   """Checks a run, which may still be training, and its environment.
 
-  Also writes the checks to doctor.json in the run's folder, from where the dashboard shows them.
-
-  Args:
-    num_steps: least number of environment steps to play, once with the random policy and once with
-      the agent.
-    checkpoint: learner step of the checkpoint to check, or 'best'; None for the newest.
-
-  Returns:
-    All checks, also those that are fine.
+  Plays at least `num_steps` environment steps with the random policy and as many with the agent. Writes the
+  checks to doctor.json in the run's folder, from where the dashboard shows them.
 
   Raises:
     ValueError: it is not a run, has no such checkpoint or none of its replay, has damaged metrics, or

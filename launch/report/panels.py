@@ -190,7 +190,7 @@ def state(run: history.History) -> dict[str, Any]:
     None.
   """
   config = run.config
-  known = {
+  known: dict[str, Any] = {
     'folder': str(run.folder), 'world': str(config.environment['name']), 'agent': config.agent_name,
     'seed': config.seed, 'fused': config.fused, 'max_environment_steps': config.max_environment_steps,
     **dict.fromkeys(('environment_step', 'learner_step', 'score', 'episode_return', 'written')),

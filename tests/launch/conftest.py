@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -54,6 +55,22 @@ def dreamer(tmp_path_factory):
   )  # fmt: skip
   assert ran.returncode == 0, ran.stderr
   return Finished(folder / 'run', ran.stdout.splitlines())
+
+
+@pytest.fixture(scope='module')
+def browser():
+  """Chromium, to which evil.example, the name of another site, is this machine."""
+  if shutil.which('chromium') is None:
+    pytest.skip('needs a browser: install the Debian package chromium')
+  from playwright import sync_api  # which tests of one process do not need
+
+  with sync_api.sync_playwright() as playwright:
+    started = playwright.chromium.launch(
+      executable_path=shutil.which('chromium'),
+      args=['--no-sandbox', '--host-resolver-rules=MAP evil.example 127.0.0.1'],
+    )
+    yield started
+    started.close()
 
 
 @pytest.fixture(scope='module')

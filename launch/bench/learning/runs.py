@@ -28,13 +28,7 @@ MEASURING = (
 
 
 class SuiteRun(NamedTuple):
-  """One run of the suite.
-
-  Attributes:
-    task: the environment and its budget.
-    agent: name of the agent, as for `train --agent`.
-    seed: seed of the run.
-  """
+  """One run of the suite: its environment and budget, and agent and seed as for `train`."""
 
   task: suite.Task
   agent: str
@@ -46,19 +40,12 @@ class SuiteRun(NamedTuple):
 
 
 class Settings(NamedTuple):
-  """The settings that all runs of one call of `bench learning` share.
+  """The settings that all runs of one call of `bench learning` share."""
 
-  Attributes:
-    out: folder of the results.
-    label: name of these settings, stored in the rows; rows of other settings need another label.
-    preset: name of the preset, as for `train --preset`.
-    overrides: config assignments, as for `train --set`, for all environments.
-  """
-
-  out: pathlib.Path
-  label: str = 'default'
+  out: pathlib.Path  # folder of the results
+  label: str = 'default'  # of these settings in the rows; other settings need another label
   preset: str = 'laptop'
-  overrides: Sequence[str] = ()
+  overrides: Sequence[str] = ()  # as for `train --set`, for all environments
 
   def folder(self, run: SuiteRun) -> pathlib.Path:
     """The folder of a run."""

@@ -227,13 +227,6 @@ def test_launch_prints_command_for_unreachable_host(write, capsys):
   )
 
 
-def test_launch_refuses_profile_beyond_end_of_run(write, capsys):
-  sizes = ['--preset', 'laptop', '--steps', '5000', '--set', 'actor.num_actors=2']
-  for span, words in (('5', 'write it as START:STOP'), ('900:910', 'the run ends after about')):
-    assert run('launch', write(TWO), '--dry-run', '--profile', span, *sizes) == 2
-    assert f'--profile {span}: {words}' in capsys.readouterr().err
-
-
 def test_share_resumed_beyond_profile_keeps_its_trace(tmp_path, capsys):
   made = presets.laptop('catch')
   trace = tmp_path / 'profile' / '5-7' / 'learner' / 'done.json'
@@ -540,10 +533,3 @@ def test_share_ends_when_heartbeats_stop(tmp_path, timeout, closes):
 def test_invalid_run_spec_is_named(line):
   with pytest.raises(ValueError, match='HOSTS -: '):
     handshake.receive(io.BytesIO(line))
-
-
-def test_run_spec_round_trips():
-  given = handshake.RunSpec('hosts: {}\n', config.to_yaml(presets.laptop('catch')), 2**62)
-  taken = handshake.receive(io.BytesIO(given.to_line() + b'\n'))
-  assert taken == given
-  assert config.from_yaml(taken.config, 'it') == presets.laptop('catch')
