@@ -6,7 +6,7 @@ import functools
 import pytest
 import served as served_lib
 import tiny
-import untrained as untrained_lib
+import untrained
 
 from hephaestus.launch.dream import pages, session
 
@@ -18,21 +18,10 @@ OPTIONS = {
 }
 
 
-def make_policy(environment, agent='dreamer'):
-  """A policy of initial parameters."""
-  sizes = SIZES if agent == 'dreamer' else []
-  return untrained_lib.policy(agent, environment, *sizes, *OPTIONS.get(environment, []))
-
-
 @functools.cache
 def make_programs(environment):
-  return session.Programs(make_policy(environment))
-
-
-@pytest.fixture
-def untrained():
-  """(environment, agent) -> a policy of initial parameters."""
-  return make_policy
+  options = OPTIONS.get(environment, [])
+  return session.Programs(untrained.policy('dreamer', environment, *SIZES, *options))
 
 
 @pytest.fixture

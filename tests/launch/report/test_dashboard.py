@@ -286,7 +286,7 @@ def test_numbers_are_rounded_to_five_digits():
   assert panels.rounded(values) == [0.0, 1.2346, -98765432.0, 1.2346e-07]
 
 
-def test_dashboard_names_bad_input(folder, tmp_path, monkeypatch, capsys):
+def test_dashboard_names_bad_input(folder, tmp_path, capsys):
   with server.listen(0) as taken:
     port = taken.getsockname()[1]
     for arguments, key in (
@@ -296,9 +296,6 @@ def test_dashboard_names_bad_input(folder, tmp_path, monkeypatch, capsys):
       assert run(*arguments) == 2
       error = capsys.readouterr().err
       assert key in error and error.count('\n') == 1
-  monkeypatch.setattr(dashboard.importlib.util, 'find_spec', lambda name: None)
-  assert run(folder) == 2
-  assert 'uv sync --inexact --extra dashboard' in capsys.readouterr().err
 
 
 @pytest.fixture
