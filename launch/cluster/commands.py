@@ -35,25 +35,15 @@ def add(commands: Any) -> None:
   node = commands.add_parser(
     'node', allow_abbrev=False, help="run one host's nodes of a run; `launch` starts this"
   )
-  node.add_argument('hosts', metavar='HOSTS', help='a hosts file; -: as `launch` sends on stdin')
-  node.add_argument('--host', required=True, metavar='NAME', help='the name of this host in it')
-  node.add_argument(
-    '--launch-id',
-    type=int,
-    metavar='N',
-    help='above 0, the same on all hosts, another at each launch (default: the steps of the run)',
-  )
-  node.add_argument(
-    '--config',
-    type=pathlib.Path,
-    metavar='FILE',
-    help='config.yaml of the run, in place of the flags that make one',
-  )
-  node.add_argument(
-    '--stay',
-    action='store_true',
-    help='on a host with only replay: keep serving when the run is over, until stopped',
-  )
+  add = node.add_argument
+  add('hosts', metavar='HOSTS', help='a hosts file; -: as `launch` sends on stdin')
+  add('--host', required=True, metavar='NAME', help='the name of this host in it')
+  add('--launch-id', type=int, metavar='N',
+      help='above 0, the same on all hosts, another at each launch (default: the steps of the run)')  # fmt: skip
+  add('--config', type=pathlib.Path, metavar='FILE',
+      help='config.yaml of the run, in place of the flags that make one')  # fmt: skip
+  add('--stay', action='store_true',
+      help='on a host with only replay: keep serving when the run is over, until stopped')  # fmt: skip
   node.set_defaults(call=_node)
   manifests = commands.add_parser(
     'manifests', allow_abbrev=False, help='write the Kubernetes manifests of a run on several hosts'

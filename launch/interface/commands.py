@@ -16,15 +16,10 @@ def add(commands: Any) -> None:
     help='write the policy of a run as safetensors and JSON, or as ONNX',
   )
   report_commands.add_agent(export)
-  export.add_argument(
-    '--out', type=pathlib.Path, required=True, help='new folder for the policy, or ONNX file'
-  )
-  export.add_argument(
-    '--format',
-    choices=('safetensors', 'onnx'),
-    default='safetensors',
-    help='onnx: one step as an ONNX file; needs the extra `onnx` (default: safetensors)',
-  )
+  add = export.add_argument
+  add('--out', type=pathlib.Path, required=True, help='new folder for the policy, or ONNX file')
+  add('--format', choices=('safetensors', 'onnx'), default='safetensors',
+      help='onnx: one step as an ONNX file; needs the extra `onnx` (default: safetensors)')  # fmt: skip
   flags.add_trust_flag(export)
   export.set_defaults(call=_export)
 
