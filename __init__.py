@@ -10,8 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-  from hephaestus.launch.interface.export import export as export
   from hephaestus.launch.interface.policy import Policy as Policy
+  from hephaestus.launch.interface.policy import export as export
   from hephaestus.launch.interface.policy import load as load
   from hephaestus.launch.interface.training import Run as Run
   from hephaestus.launch.interface.training import train as train
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
   __version__: str
 
 _MODULES = {
-  'Policy': 'policy', 'Run': 'training', 'export': 'export', 'load': 'policy', 'train': 'training',
+  'Policy': 'policy', 'Run': 'training', 'export': 'policy', 'load': 'policy', 'train': 'training',
 }  # fmt: skip
 
 

@@ -39,19 +39,12 @@ _PLATFORM = 'import jax; print(jax.devices()[0].platform)'
 
 
 class Section(NamedTuple):
-  """One measurement of `bench accelerator`.
+  """One measurement of `bench accelerator`."""
 
-  Attributes:
-    name: its key in the output file.
-    words: arguments of its command, after `hephaestus`.
-    seconds: time limit of the command; for a training run, its training time.
-    run: folder of the training run; None for a command that prints figures as JSON.
-  """
-
-  name: str
-  words: Sequence[str]
-  seconds: float
-  run: pathlib.Path | None = None
+  name: str  # its key in the output file
+  words: Sequence[str]  # of its command, after `hephaestus`
+  seconds: float  # time limit of the command; for a training run, its training time
+  run: pathlib.Path | None = None  # folder of the training run; None: it prints figures as JSON
 
 
 def platform() -> str:
@@ -98,86 +91,49 @@ def sections(preset: str, folder: pathlib.Path, *, rehearse: bool = False) -> li
   ]
 
 
-class Report:
-  """The output file, which is rewritten after each section.
+class _Job(jobs.Job):
+  """Measures one section, and rewrites the output file, `content`, with its results or its error."""
 
-  Attributes:
-    sections: name -> results of a section, or {'error': reason}.
-  """
+  def __init__(self, section: Section, content: dict[str, Any], out: pathlib.Path, deadline: float):
+    self.name, self._section, self._deadline = section.name, section, deadline
+    self._content, self._out = content, out
+    self.log = out.with_suffix('') / f'{section.name.replace("/", "-")}.log'
 
-  def __init__(self, path: pathlib.Path, *, rehearsal: bool):
-    """Reads the file if it exists.
-
-    Raises:
-      ValueError: the file is not one of this command, or only one of file and call is a rehearsal.
-    """
-    self._path = path
+  def commands(self) -> Generator[jobs.Command, jobs.Ended, None]:
+    words, run, most = self._section.words, self._section.run, self._section.seconds
+    left, output = self._deadline - time.monotonic(), self.log.with_suffix('.json')
+    training = min(left - _RESERVE, most)
+    late = left <= 0 or (run is not None and training < min(_TRAINING, most))
     try:
-      self._content: dict[str, Any] = {'rehearsal': rehearsal}
-      if path.exists():
-        self._content = json.loads(path.read_text())
-      self.sections: dict[str, dict[str, Any]] = self._content.setdefault('sections', {})
-      found = self._content.get('rehearsal')
-    except (ValueError, AttributeError):
-      raise ValueError(f'--out {path}: is not a file of this command; give another') from None
-    if found is not rehearsal:
-      raise ValueError(f'--out {path}: is {"not " * rehearsal}of a rehearsal; give another')
+      if late:
+        raise jobs.Failed('no time left; the same command again continues')
+      if run is None:
+        ended = yield jobs.Command(self.name, words, output, max_seconds=min(left, most))
+      else:
+        words = [*words, '--run', str(run), '--set', f'max_minutes={training / 60:g}']
+        ended = yield jobs.Command(self.name, words, max_seconds=min(left, training + _PATIENCE))
+      if ended.code == -9:
+        raise jobs.Failed(f'killed after {ended.wall_seconds:.0f} s')
+      self.check(ended)
+      measured = _run(run) if run else {'figures': json.loads(output.read_text().splitlines()[-1])}
+    except (jobs.Failed, LookupError, ValueError) as error:
+      failed = error if isinstance(error, jobs.Failed) else jobs.Failed(f'no results: {error!r}')
+      if not late or self.name not in self._content['sections']:  # an earlier error says more
+        self._write({'error': str(failed)})
+      raise failed from None
+    self._write({'seconds': ended.wall_seconds, **measured})
 
-  def lacks(self, name: str) -> bool:
-    """Whether a section is missing, or has failed."""
-    return 'error' in self.sections.get(name, {'error': None})
-
-  def write(self, name: str, section: dict[str, Any]) -> None:
-    """Adds or replaces a section, with time, commit and version of JAX, and writes the file."""
-    self.sections[name] = {
+  def _write(self, section: dict[str, Any]) -> None:
+    """Adds or replaces the section, with time, commit and version of JAX, and writes the file."""
+    self._content['sections'][self.name] = {
       'at': datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds'),
       'commit': runs.commit(),
       'jax': importlib.metadata.version('jax'),
       **section,
     }
-    new = self._path.with_name(f'{self._path.name}.new')
+    new = self._out.with_name(f'{self._out.name}.new')
     new.write_text(metrics.to_json(self._content) + '\n')
-    new.replace(self._path)
-
-
-class _Job(jobs.Job):
-  """Measures one section, and writes its results or its error into the report."""
-
-  def __init__(self, section: Section, report: Report, deadline: float, logs: pathlib.Path):
-    self.name, self._section, self._report, self._deadline = section.name, section, report, deadline
-    self.log = logs / f'{section.name.replace("/", "-")}.log'
-    self._output = self.log.with_suffix('.json')
-
-  def commands(self) -> Generator[jobs.Command, jobs.Ended, None]:
-    words, run, most = self._section.words, self._section.run, self._section.seconds
-    left = self._deadline - time.monotonic()
-    training = min(left - _RESERVE, most)
-    if left <= 0 or (run is not None and training < min(_TRAINING, most)):
-      why = 'no time left; the same command again continues'
-      # The error of an earlier call says more.
-      raise jobs.Failed(why) if self.name in self._report.sections else self._failed(why)
-    if run is None:
-      ended = yield jobs.Command(self.name, words, self._output, max_seconds=min(left, most))
-    else:
-      words = [*words, '--run', str(run), '--set', f'max_minutes={training / 60:g}']
-      ended = yield jobs.Command(self.name, words, max_seconds=min(left, training + _PATIENCE))
-    if ended.code == -9:
-      raise self._failed(f'killed after {ended.wall_seconds:.0f} s')
-    try:
-      self.check(ended)
-      if run is None:
-        measured = {'figures': json.loads(self._output.read_text().splitlines()[-1])}
-      else:
-        measured = _run(run)
-    except jobs.Failed as failed:
-      raise self._failed(str(failed)) from None
-    except (LookupError, ValueError) as error:
-      raise self._failed(f'wrote no results: {error!r}') from None
-    self._report.write(self.name, {'seconds': ended.wall_seconds, **measured})
-
-  def _failed(self, why: str) -> jobs.Failed:
-    self._report.write(self.name, {'error': why})
-    return jobs.Failed(why)
+    new.replace(self._out)
 
   def line(self, seconds: float) -> str:
     left = max(0.0, self._deadline - time.monotonic())
@@ -213,7 +169,7 @@ def accelerator(
   out = out or pathlib.Path('runs', f'accelerator{"-rehearsal" * rehearse}.json')
   if out.suffix != '.json':  # the folder of logs has its name without
     raise ValueError(f'--out {out}: must end with .json')
-  Report(out, rehearsal=rehearse)  # before JAX starts
+  _read(out, rehearse)  # before JAX starts
   preset = 'laptop'
   if rehearse:
     os.environ |= {'JAX_PLATFORMS': 'cpu', 'JAX_DISABLE_MOST_OPTIMIZATIONS': '1'}
@@ -226,6 +182,24 @@ def accelerator(
   return measure([known[name] for name in names or known], out, minutes, rehearsal=rehearse)
 
 
+def _read(out: pathlib.Path, rehearsal: bool) -> dict[str, Any]:
+  """The content of the output file, {'rehearsal', 'sections': results or {'error': reason} by name}.
+
+  ValueError if it is not a file of this command, or only one of file and call is a rehearsal.
+  """
+  try:
+    content: dict[str, Any] = {'rehearsal': rehearsal}
+    if out.exists():
+      content = json.loads(out.read_text())
+    content.setdefault('sections', {})
+    found = content.get('rehearsal')
+  except (ValueError, AttributeError):
+    raise ValueError(f'--out {out}: is not a file of this command; give another') from None
+  if found is not rehearsal:
+    raise ValueError(f'--out {out}: is {"not " * rehearsal}of a rehearsal; give another')
+  return content
+
+
 def measure(
   chosen: Sequence[Section], out: pathlib.Path, minutes: float, *, rehearsal: bool
 ) -> int:
@@ -234,13 +208,14 @@ def measure(
   Logs and runs go to a folder of the file's name without its suffix. A failed section is written with
   its error. Returns 0, 1 if one failed, or 130 after Ctrl-C.
   """
-  report, logs = Report(out, rehearsal=rehearsal), out.with_suffix('')
+  content, logs = _read(out, rehearsal), out.with_suffix('')
   logs.mkdir(parents=True, exist_ok=True)
   say = lambda text: print(text, file=sys.stderr, flush=True)
   deadline = time.monotonic() + 60 * minutes
-  missing = [section for section in chosen if report.lacks(section.name)]
+  known = content['sections']
+  missing = [each for each in chosen if 'error' in known.get(each.name, {'error': None})]
   say(f'{len(missing)} sections of {len(chosen)} to do, in at most {minutes:g} minutes')
-  made = [_Job(section, report, deadline, logs) for section in missing]
+  made = [_Job(section, content, out, deadline) for section in missing]
   code, _ = jobs.run_all(made, [jobs.available_cores()], say)
   say(f'{out}: results; {logs}: logs and runs')
   return code

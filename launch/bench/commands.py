@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from hephaestus.launch import records
+from hephaestus.launch.report import commands as report_commands
 from hephaestus.launch.run import flags
 
 SECTIONS = ('learner', 'environments', 'replay', 'run')
@@ -83,10 +84,7 @@ def _add_learning(parsers: Any) -> None:
   add('--out', type=pathlib.Path, default=pathlib.Path('runs/bench-learning'), metavar='DIR',
       help='folder of rows, runs and table (default: runs/bench-learning)')  # fmt: skip
   add('--jobs', type=int, metavar='N', help='runs at a time (default: number of available cores)')
-  add('--max-minutes', type=float, metavar='N', help='of training, after which a run ends early')
   add('--table', action='store_true', help='show the rows that are there, and train nothing')
-  add('--distributed', action='store_true',
-      help='train in several processes; by default each run is one process if its agent can be fused')  # fmt: skip
   add('--json', action='store_true', help='print the rows instead of the table')
   parser.set_defaults(call=_learning)
 
@@ -97,9 +95,7 @@ def _add_dreams(parsers: Any) -> None:
     help='imagination rollouts of a trained dreamer, compared with its environment',
   )  # fmt: skip
   add = parser.add_argument
-  add('run', type=pathlib.Path)
-  add('--checkpoint', metavar='STEP',
-      help="a learner step, or 'best' by evaluation (default: the newest)")  # fmt: skip
+  report_commands.add_agent(parser)
   add('--steps', type=int, default=8_192, metavar='N',
       help='environment steps, at least (default: 8192)')  # fmt: skip
   add('--seed', type=int, default=0, metavar='N', help='(default: 0)')
@@ -160,29 +156,15 @@ def _learning(arguments: argparse.Namespace) -> int:
   from hephaestus.launch.bench.learning import suite, table
   from hephaestus.launch.files import metrics
   from hephaestus.launch.processes import jobs
-  from hephaestus.launch.run import validation
 
-  if arguments.distributed:
-    validation.check_distributed('--distributed', 'leave it out for runs of one process')
   for assignment in arguments.set:
     if assignment.startswith(('environment.', 'seed=', 'max_environment_steps=')):
       raise ValueError(f'--set {assignment}: is decided by the suite and --seeds')
   for agent in arguments.agents:
-    if agent not in records.AGENTS:
-      raise ValueError(f'--agents {agent}: choose from {", ".join(records.AGENTS)}')
     launch_config.override(launch_config.of_preset(agent, arguments.preset, 'catch'), arguments.set)
   if not re.fullmatch(r'[\w.-]+', arguments.label):
     raise ValueError(f'--label {arguments.label}: takes letters, digits, _, . and -')
-  if arguments.max_minutes is not None and not arguments.max_minutes > 0:
-    raise ValueError(f'--max-minutes {arguments.max_minutes:g}: must be positive')
-  settings = runs_lib.Settings(
-    arguments.out,
-    arguments.label,
-    arguments.preset,
-    arguments.set,
-    arguments.max_minutes,
-    fused=not arguments.distributed,
-  )
+  settings = runs_lib.Settings(arguments.out, arguments.label, arguments.preset, arguments.set)
   tasks = suite.chosen(arguments.environments or None)
   asked = [
     runs_lib.SuiteRun(task, agent, seed)
@@ -217,11 +199,10 @@ def _dreams(arguments: argparse.Namespace) -> int:
     raise ValueError(f'--steps {arguments.steps}: must be at least 1')
   from hephaestus.launch.agents import dreamer as dreamer_record
   from hephaestus.launch.bench import dreams
-  from hephaestus.launch.files import folder as folder_lib
   from hephaestus.launch.files import metrics
   from hephaestus.launch.interface import policy as policy_lib
 
-  dreamer_record.settings(folder_lib.load_config(arguments.run))  # refuses other agents
+  dreamer_record.settings(policy_lib.load_config(arguments.run))  # refuses other agents
   policy = policy_lib.load(arguments.run, arguments.checkpoint)
   found = dreams.compare(policy, num_steps=arguments.steps, seed=arguments.seed)
   if arguments.json:

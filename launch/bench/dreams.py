@@ -3,15 +3,13 @@
 from typing import Any
 
 import jax
-import numpy as np
 
-from hephaestus.actors import rollout
+from hephaestus.actors import streams
 from hephaestus.agents import experience
 from hephaestus.agents.dreamer import comparison
 from hephaestus.launch.interface import policy as policy_lib
 
 MOST_STEPS = 16  # longest dream
-NUM_ENVS = 64
 MOST_WRONG = 0.1  # share of dreams with a wrong number, up to which they are trusted
 MOST_ERROR = 0.5  # standard deviations of real-valued numbers, up to which dreams are trusted
 
@@ -23,34 +21,22 @@ def compare(policy: policy_lib.Policy, *, num_steps: int, seed: int) -> comparis
     policy: policy of a run of the dreamer, with all parameters.
     num_steps: least number of environment steps to compare with.
     seed: seed of environments, actions and dreams.
-
-  Raises:
-    ValueError: so many environments cannot be made.
   """
   config, environment = policy.config.agent, policy.environment
   dreamer = policy.config.record.make(config, environment.observation_spec, environment.action_spec)
   length = min(MOST_STEPS, config.horizon_max)
-  unroll = rollout.make_unroll(
-    environment, policy.agent, num_envs=NUM_ENVS, sequence_length=2 * length + 1
-  )
 
   @jax.jit
   def measure(params: Any, key: jax.Array, sequence: experience.Sequence) -> Any:
     return comparison.measure(dreamer, params, key, experience.time_major(sequence), length)
 
-  init_key, key = jax.random.split(jax.random.key(seed))
-  state = unroll.init(init_key)
-  zero = np.int32(0)
-  total: Any = None
-  try:
-    for index in range(-(-num_steps // (NUM_ENVS * 2 * length))):
-      act_key, dream_key = jax.random.split(jax.random.fold_in(key, index))
-      state, sequence, _ = unroll.unroll(policy.params, act_key, state, zero, zero)
-      found = jax.device_get(measure(policy.all_params, dream_key, sequence))
-      total = found if total is None else jax.tree.map(np.add, total, found)
-  finally:
-    unroll.close()
-  return comparison.summary(total, length)
+  played = streams.play(environment, policy.agent, policy.params, num_steps=num_steps, seed=seed)
+  keys = jax.random.split(jax.random.key(seed + 1), len(played))
+  found = [
+    jax.device_get(measure(policy.all_params, key, sequence))
+    for key, (sequence, _) in zip(keys, played, strict=True)
+  ]
+  return comparison.summary(jax.tree.map(lambda *each: sum(each), *found), length)
 
 
 def trust(found: comparison.Summary) -> str:

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import dataclasses
 import pathlib
 import shlex
 import sys
@@ -10,7 +9,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hephaestus.launch import records
-from hephaestus.launch.cluster import options as options_lib
 from hephaestus.launch.run import commands as run_commands
 from hephaestus.launch.run import request as request_lib
 from hephaestus.launch.run import validation
@@ -38,35 +36,34 @@ def add(commands: Any) -> None:
   node = commands.add_parser(
     'node', allow_abbrev=False, help="run one host's nodes of a run; `launch` starts this"
   )
-  node.add_argument('hosts', metavar='HOSTS', help='a hosts file; -: as `launch` sends on stdin')
-  node.add_argument('--host', required=True, metavar='NAME', help='the name of this host in it')
-  node.add_argument(
-    '--launch-id',
-    type=int,
-    metavar='N',
-    help='above 0, the same on all hosts, another at each launch (default: the steps of the run)',
-  )
-  node.add_argument(
-    '--config',
-    type=pathlib.Path,
-    metavar='FILE',
-    help='config.yaml of the run, in place of the flags that make one',
-  )
-  node.add_argument(
-    '--stay',
-    action='store_true',
-    help='on a host with only replay: keep serving when the run is over, until stopped',
-  )
+  add = node.add_argument
+  add('hosts', metavar='HOSTS', help='a hosts file; -: as `launch` sends on stdin')
+  add('--host', required=True, metavar='NAME', help='the name of this host in it')
+  add('--launch-id', type=int, metavar='N',
+      help='above 0, the same on all hosts, another at each launch (default: the steps of the run)')  # fmt: skip
+  add('--config', type=pathlib.Path, metavar='FILE',
+      help='config.yaml of the run, in place of the flags that make one')  # fmt: skip
+  add('--stay', action='store_true',
+      help='on a host with only replay: keep serving when the run is over, until stopped')  # fmt: skip
   node.set_defaults(call=_node)
   manifests = commands.add_parser(
     'manifests', allow_abbrev=False, help='write the Kubernetes manifests of a run on several hosts'
   )
-  manifests.add_argument('hosts', metavar='HOSTS', help=HOSTS_HELP)
-  manifests.add_argument(
-    '--kubernetes', action='store_true', required=True, help='the only engine so far'
-  )
-  manifests.add_argument('--out', type=pathlib.Path, metavar='FILE', help='default: stdout')
-  request_lib.add(manifests, record=options_lib.Options)
+  add = manifests.add_argument
+  add('hosts', metavar='HOSTS', help=HOSTS_HELP)
+  add('--kubernetes', action='store_true', required=True, help='the only engine so far')
+  add('--out', type=pathlib.Path, metavar='FILE', help='default: stdout')
+  add('--name', default='hephaestus',
+      help='of the run in the cluster, with which names of objects begin (default: hephaestus)')  # fmt: skip
+  add('--namespace', help="Kubernetes namespace of all objects (default: kubectl's)")
+  add('--image', help='built from the Dockerfile (default: hephaestus:VERSION)')
+  add('--gpus', type=int, default=0, help='GPUs (nvidia.com/gpu) of each learner pod')
+  add('--tpu', metavar='TYPE', help='of the learner, as GKE names it: tpu-v4-podslice')
+  add('--topology', metavar='AxBxC', help='of that TPU, such as 2x2x4')
+  add('--storage-class', metavar='NAME', help="of all volumes (default: the cluster's own)")
+  add('--resources', nargs='+', action='extend', default=[], metavar='ROLE.KIND=QUANTITY',
+      help='of each pod, such as learner.cpu=8 actors.memory=4Gi replay.storage=200Gi')  # fmt: skip
+  add('--launch-id', type=int, metavar='N', help='as of node')
   manifests.set_defaults(call=_manifests)
   for parser in (launch, node):
     request_lib.add(parser, *request_lib.SHARED, 'profile')
@@ -212,16 +209,14 @@ def _manifests(arguments: argparse.Namespace) -> int:
   from hephaestus.launch.cluster import kubernetes
   from hephaestus.launch.run import preflight
 
-  given = {
-    field.name: getattr(arguments, field.name) for field in dataclasses.fields(options_lib.Options)
-  }
-  options = options_lib.Options(**{k: value for k, value in given.items() if value is not None})
   hosts = hosts_lib.load(pathlib.Path(arguments.hosts))
   with contextlib.redirect_stdout(sys.stderr):  # stdout is for the manifests
     config = _make_shared_config(request_lib.of(arguments, fused=False), hosts)
   _launch_id(arguments.launch_id, config)  # raises the errors that the pods would raise
   preflight.check_environment(config)
-  text = kubernetes.to_yaml(kubernetes.make(hosts, config, options))
+  options = kubernetes.make.__kwdefaults__ or {}  # whose names are those of the flags
+  given = {name: getattr(arguments, name) for name in options}
+  text = kubernetes.to_yaml(kubernetes.make(hosts, config, **given))
   if arguments.out is None:
     print(text, end='')
   else:

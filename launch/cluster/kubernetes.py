@@ -16,6 +16,7 @@ import importlib.metadata
 import json
 import math
 import pathlib
+import re
 import string
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,14 +25,14 @@ import yaml
 
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.cluster import hosts as hosts_lib
-from hephaestus.launch.cluster import options as options_lib
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.run import preflight
 
 Object = dict[str, Any]
 
 TEMPLATE = pathlib.Path(__file__).with_suffix('.yaml')
-REPLAY, LEARNER, ACTORS, EVALUATOR = options_lib.ROLES
+REPLAY, LEARNER, ACTORS, EVALUATOR = ROLES = ('replay', 'learner', 'actors', 'evaluator')
+KINDS = ('cpu', 'memory', 'storage')
 GIBIBYTE = 2**30
 
 
@@ -57,18 +58,39 @@ def place(hosts: hosts_lib.Hosts, name: str) -> hosts_lib.Hosts:
   return hosts_lib.Hosts(hosts=tuple(pods))
 
 
-def _accelerators(options: options_lib.Options, num_learners: int) -> tuple[str, int] | None:
+def _accelerators(
+  gpus: int, tpu: str | None, topology: str | None, num_learners: int
+) -> tuple[str, int] | None:
   """Resource name and number of the accelerators of each learner pod; None for none."""
-  if options.gpus:
-    return 'nvidia.com/gpu', options.gpus
-  if options.topology is None:
-    return None
-  chips = math.prod(map(int, options.topology.split('x')))
+  if gpus and tpu:
+    raise ValueError(f'--gpus {gpus}: goes with no --tpu; leave one of them out')
+  if (tpu is None) != (topology is None):
+    raise ValueError('--tpu, --topology: go together, as in --tpu tpu-v4-podslice --topology 2x2x1')
+  if topology is None:
+    return ('nvidia.com/gpu', gpus) if gpus else None
+  if not re.fullmatch(r'[1-9]\d*(x[1-9]\d*){1,2}', topology, re.ASCII):
+    raise ValueError(f'--topology {topology}: write it as 2x4 or 2x2x4')
+  chips = math.prod(map(int, topology.split('x')))
   if chips % num_learners:
     raise ValueError(
-      f'--topology {options.topology}: its {chips} chips do not divide over {num_learners} learner hosts'
+      f'--topology {topology}: its {chips} chips do not divide over {num_learners} learner hosts'
     )
   return 'google.com/tpu', chips // num_learners
+
+
+def _quantities(resources: Sequence[str]) -> dict[tuple[str, str], str]:
+  """(One of ROLES, one of KINDS) -> quantity for each pod, from ROLE.KIND=QUANTITY."""
+  quantities = {}
+  for assignment in resources:
+    path, _, quantity = assignment.partition('=')
+    role, _, kind = path.partition('.')
+    if role not in ROLES or kind not in KINDS or path == 'actors.storage':  # actors keep nothing
+      raise ValueError(
+        f'--resources {assignment}: write it as ROLE.KIND=QUANTITY, with a role of '
+        f'{", ".join(ROLES)} and a kind of {", ".join(KINDS)}; actors have no storage'
+      )
+    quantities[role, kind] = quantity
+  return quantities
 
 
 def _acting(hosts: hosts_lib.Hosts) -> Mapping[int, int]:
@@ -77,32 +99,48 @@ def _acting(hosts: hosts_lib.Hosts) -> Mapping[int, int]:
 
 
 def make(
-  hosts: hosts_lib.Hosts, config: launch_config.ExperimentConfig, options: options_lib.Options
+  hosts: hosts_lib.Hosts,
+  config: launch_config.ExperimentConfig,
+  *,
+  name: str = 'hephaestus',
+  namespace: str | None = None,
+  image: str | None = None,
+  gpus: int = 0,
+  tpu: str | None = None,
+  topology: str | None = None,
+  storage_class: str | None = None,
+  resources: Sequence[str] = (),
+  launch_id: int | None = None,
 ) -> list[Object]:
   """Makes the Kubernetes objects of a run, in the order in which they are to be created.
 
-  ValueError if the accelerators of config and options contradict each other, TPU chips do not divide
-  over the learner pods, or replay's port is below 1024.
+  The options are the flags of `hephaestus manifests`. ValueError if one is invalid, the accelerators of config
+  and options contradict each other, or replay's port is below 1024.
   """
-  if config.accelerator and not (options.gpus or options.tpu):
+  if len(name) > 40 or not re.fullmatch(r'[a-z]([a-z0-9-]*[a-z0-9])?', name):
+    raise ValueError(  # with suffixes it is a DNS label, too
+      f'--name {name}: must begin with a letter and continue with small letters, digits and '
+      'dashes, 40 at most'
+    )
+  pods = place(hosts, name)
+  num_shards, num_learners = len(pods.keepers), len(pods.learners)
+  chips, quantities = _accelerators(gpus, tpu, topology, num_learners), _quantities(resources)
+  if config.accelerator and chips is None:
     raise ValueError(
       'accelerator=True: say which one each learner pod gets, by --gpus 1 or by --tpu TYPE --topology '
       'AxBxC; or add --set accelerator=false'
     )
-  if not config.accelerator and (options.gpus or options.tpu):
+  if not config.accelerator and chips is not None:
     raise ValueError('accelerator=False: this run keeps to the CPU; leave --gpus and --tpu out')
-  pods = place(hosts, options.name)
-  num_shards, num_learners = len(pods.keepers), len(pods.learners)
-  chips = _accelerators(options, num_learners)
   values = {
-    'namespace': options.namespace,
-    'image': options.image or f'hephaestus:{importlib.metadata.version("hephaestus")}',
-    'storage_class': options.storage_class,
-    'launch_id': options.launch_id and f'--launch-id={options.launch_id}',
+    'namespace': namespace,
+    'image': image or f'hephaestus:{importlib.metadata.version("hephaestus")}',
+    'storage_class': storage_class,
+    'launch_id': launch_id and f'--launch-id={launch_id}',
     'port': pods.ports[0],
-    'tpu': options.tpu,
-    'topology': options.topology,
-    'slice': options.tpu and 'cloud.google.com/gke-nodepool',
+    'tpu': tpu,
+    'topology': topology,
+    'slice': tpu and 'cloud.google.com/gke-nodepool',
     'tolerations': chips and [{'key': chips[0], 'operator': 'Exists', 'effect': 'NoSchedule'}],
     'access': 'ReadWriteOnce' if num_learners == 1 else 'ReadWriteMany',
     # The first of several learners may also exit with 2 before the cluster can resolve its name.
@@ -114,15 +152,15 @@ def make(
     role: str, num_pods: int, cpu: str, memory: str, storage: str | None = None, suffix: str = ''
   ) -> dict[str, list[Object]]:
     """Returns the lists of the template for the pods of a role, by their names."""
-    usual = zip(options_lib.KINDS, (cpu, memory, storage), strict=True)
-    own: Object = {kind: options.quantities.get((role, kind), quantity) for kind, quantity in usual}
+    usual = zip(KINDS, (cpu, memory, storage), strict=True)
+    own: Object = {kind: quantities.get((role, kind), quantity) for kind, quantity in usual}
     own['num_pods'] = num_pods
-    own['volume'] = {'persistentVolumeClaim': {'claimName': f'{options.name}-{role}'}}
+    own['volume'] = {'persistentVolumeClaim': {'claimName': f'{name}-{role}'}}
     if role == ACTORS:  # which keep nothing
       own['volume'] = {'emptyDir': {'sizeLimit': '4Gi'}}
     text = string.Template(TEMPLATE.read_text()).substitute(
       {key: json.dumps(value) for key, value in (values | own).items()},
-      name=options.name,
+      name=name,
       role=role,
       host=f'{role}{suffix}',
     )

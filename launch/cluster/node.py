@@ -33,7 +33,6 @@ def run(
     launch_id: number of this launch, the same on all hosts, as is the config.
     attached: whether heartbeats arrive through stdin; the nodes stop when the heartbeats do.
     stays: whether replay keeps serving after the run until it is stopped.
-    profile: learner updates to trace in the nodes of this host.
 
   Returns:
     The exit code of `local.train`, with two exceptions. It is 1 if the reader of stdout is gone. It is

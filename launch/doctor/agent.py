@@ -49,13 +49,7 @@ class Predictions(NamedTuple):
 
 
 def predict(policy: policy_lib.Policy, *, num_steps: int, seed: int) -> Predictions:
-  """Plays a dreamer with sampled actions, and collects its predictions and the actual outcomes.
-
-  Args:
-    policy: policy of a run of the dreamer, with all parameters.
-    num_steps: least number of environment steps to play.
-    seed: seed of environments, actions and latents.
-  """
+  """Plays a dreamer with all parameters, and collects its predictions and the actual outcomes."""
   config, environment = policy.config, policy.environment
   specs = environment.observation_spec, environment.action_spec
   dreamer = config.record.make(config.agent, *specs)

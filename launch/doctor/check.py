@@ -11,25 +11,15 @@ from hephaestus.launch.inspect import console as console_lib
 
 
 class Check(NamedTuple):
-  """One number of a diagnosis.
+  """One number of a diagnosis."""
 
-  Attributes:
-    part: part of the system that the number describes, such as 'world model'.
-    name: name of the number, in words.
-    value: the number; None where it could not be measured.
-    limit: acceptable range, in words, such as 'at most 0.5'; '' if any value is fine.
-    is_fine: whether `value` is within the range; True if it could not be measured.
-    cause: likely cause of a value outside of the range; '' where it is fine.
-    remedy: the setting to try; '' where it is fine.
-  """
-
-  part: str
-  name: str
-  value: float | None
-  limit: str = ''
-  is_fine: bool = True
-  cause: str = ''
-  remedy: str = ''
+  part: str  # of the system, such as 'world model'
+  name: str  # in words
+  value: float | None  # None where it could not be measured
+  limit: str = ''  # acceptable range, in words, such as 'at most 0.5'; '' if any value is fine
+  is_fine: bool = True  # also if it could not be measured
+  cause: str = ''  # likely one of a value outside of the range
+  remedy: str = ''  # the setting to try
 
 
 def judge(
@@ -42,14 +32,7 @@ def judge(
   cause: str = '',
   remedy: str = '',
 ) -> Check:
-  """Checks that a number lies between two limits, by default none; None and NaN, not measured, are fine.
-
-  Args:
-    above: smallest acceptable value.
-    below: largest acceptable value.
-    cause: likely cause of a value outside of the limits.
-    remedy: setting to try in that case.
-  """
+  """Checks that a number is at least `above` and at most `below`; None and NaN, not measured, are fine."""
   known = None if value is None or math.isnan(value) else float(value)
   pairs = (('at least', above), ('at most', below))
   limits = ', '.join(f'{word} {limit:.3g}' for word, limit in pairs if limit is not None)

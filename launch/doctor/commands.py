@@ -18,19 +18,13 @@ def add(commands: Any) -> None:
     'each part predicts with what comes. Each number that is not fine is shown with its likely cause '
     'and the setting to try. Exit code 1 if there is one.',
   )
-  doctor.add_argument(
-    'target', metavar='RUN|ENVIRONMENT', help='folder of a run, or a name as of --env'
-  )
-  doctor.add_argument(
-    '--steps', type=int, default=8_192, help='environment steps to play of each kind'
-  )
-  doctor.add_argument('--seed', type=int, default=0)
-  doctor.add_argument(
-    '--checkpoint',
-    metavar='best|STEP',
-    help='of a run, by evaluation or by update (default: the newest)',
-  )
-  doctor.add_argument('--json', action='store_true')
+  add = doctor.add_argument
+  add('target', metavar='RUN|ENVIRONMENT', help='folder of a run, or a name as of --env')
+  add('--steps', type=int, default=8_192, help='environment steps to play of each kind')
+  add('--seed', type=int, default=0)
+  add('--checkpoint', metavar='best|STEP',
+      help='of a run, by evaluation or by update (default: the newest)')  # fmt: skip
+  add('--json', action='store_true')
   flags.add_trust_flag(doctor)
   doctor.set_defaults(call=_doctor)
 

@@ -16,7 +16,6 @@ from hephaestus.launch.doctor import environment as environment_checks
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import metrics
 from hephaestus.launch.inspect import live
-from hephaestus.launch.inspect import report as report_lib
 from hephaestus.launch.interface import policy as policy_lib
 from hephaestus.launch.run import validation
 
@@ -41,15 +40,8 @@ def of_run(
 ) -> list[check_lib.Check]:
   """Checks a run, which may still be training, and its environment.
 
-  Also writes the checks to doctor.json in the run's folder, from where the dashboard shows them.
-
-  Args:
-    num_steps: least number of environment steps to play, once with the random policy and once with
-      the agent.
-    checkpoint: learner step of the checkpoint to check, or 'best'; None for the newest.
-
-  Returns:
-    All checks, also those that are fine.
+  Plays at least `num_steps` environment steps with the random policy and as many with the agent. Writes the
+  checks to doctor.json in the run's folder, from where the dashboard shows them.
 
   Raises:
     ValueError: it is not a run, has no such checkpoint or none of its replay, has damaged metrics, or
@@ -95,7 +87,7 @@ def of_replay(
   """
   if config.fused:
     report = live.inspect(str(folder))
-    of_ratio = [
+    checks = [
       check_lib.judge(
         REPLAY, 'replay ratio over the configured one',
         (report.replay_ratio['achieved'] or 0.0) / config.replay.replay_ratio, above=0.7, below=1.3,
@@ -108,28 +100,25 @@ def of_replay(
         remedy='begin again with an empty folder, and report it',
       ),
     ]  # fmt: skip
-    return of_ratio + _of_strata(report.strata)
-  if not validation.has_distributed() or not any((folder / 'replay').iterdir()):
+  elif not validation.has_distributed() or not any((folder / 'replay').iterdir()):
     return []
-  from hephaestus.launch.inspect import stored  # which imports Reverb
+  else:
+    from hephaestus.launch.inspect import stored  # which imports Reverb
 
-  found = stored.read(str(folder), 0)
-  faults = [
-    check_lib.Check(
-      REPLAY, 'stored sequences', None, 'whole', False, text, 'see docs/inspecting.md'
-    )
-    for text in found.violations
-  ]
-  return faults + _of_strata(found.strata)
-
-
-def _of_strata(strata: dict[str, report_lib.Stratum]) -> list[check_lib.Check]:
-  """Reports the size and the median age of each stratum."""
-  checks = []
-  for name, stratum in strata.items():
-    ages = stratum.age_updates
-    checks.append(check_lib.judge(REPLAY, f'sequences of stratum {name}', stratum.sequences))
-    checks.append(
-      check_lib.judge(REPLAY, f'median age of {name}, updates', ages['median'] if ages else None)
-    )
+    checks = [
+      check_lib.Check(
+        REPLAY, 'stored sequences', None, 'whole', False, text, 'see docs/inspecting.md'
+      )
+      for text in stored.read(str(folder)).violations
+    ]
+    try:
+      report = live.inspect(str(folder))
+    except ConnectionError:  # its server is busy, or just starting
+      return checks
+  for name, stratum in report.strata.items():
+    median = (stratum.age_updates or {}).get('median')
+    checks += [
+      check_lib.judge(REPLAY, f'sequences of stratum {name}', stratum.sequences),
+      check_lib.judge(REPLAY, f'median age of {name}, updates', median),
+    ]
   return checks

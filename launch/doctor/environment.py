@@ -55,10 +55,8 @@ def check(
   """Checks an environment with steps of the random policy.
 
   Args:
-    environment: the environment, without auto-reset.
     config: config of a run in it, whose consequences are reported too; None to leave them out.
     num_steps: least number of steps, summed over parallel environments.
-    seed: seed of resets, steps and actions.
 
   Returns:
     The checks, the steps that were played, and the results of the probes. Steps and results are None
@@ -98,12 +96,7 @@ def of_leaves(spec: Any) -> list[check_lib.Check]:
 
 
 def of_streams(streams: streams_lib.Streams, max_steps: int) -> list[check_lib.Check]:
-  """Checks rewards and terminations under the random policy, and describes its episodes.
-
-  Args:
-    streams: steps of the random policy.
-    max_steps: time limit of the environment; an earlier end with a discount of 1 is a finding.
-  """
+  """Checks rewards and ends under the random policy; an end before `max_steps` should have a discount of 0."""
   follows = ~streams.first
   rewarded = follows & (streams.reward != 0)
   early = (streams.lengths < max_steps) & (streams.ends > 0)

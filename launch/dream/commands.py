@@ -1,7 +1,6 @@
 """`hephaestus dream`: steer the dream of a world model in the browser."""
 
 import argparse
-import os
 from typing import Any
 
 from hephaestus.launch.report import commands as report_commands
@@ -26,7 +25,7 @@ def add(commands: Any) -> None:
 
 
 def _dream(arguments: argparse.Namespace) -> int:
-  os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # JAX reads it at import
+  flags.leave_accelerators()
   flags.check_seed(arguments.seed)
   from hephaestus.launch.interface import places
   from hephaestus.launch.report import server

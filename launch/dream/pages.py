@@ -21,7 +21,6 @@ MOST_SESSIONS = 8  # the one that was used longest ago is closed for another
 MEASURED_STEPS = 2_048  # of the environment, to say how long dreams can be trusted
 MOST_BYTES = 1 << 16  # of a request
 
-
 MOVES: dict[str, Callable[..., int]] = {
   'act': session_lib.Session.act,
   'begin_dream': session_lib.Session.begin_dream,
@@ -32,9 +31,7 @@ MOVES: dict[str, Callable[..., int]] = {
 class Sessions:
   """The sessions of all tabs, by random names. Its methods may be called by several threads.
 
-  Args:
-    programs: compiled steps of the policy.
-    seed: seed of every session, so that each begins with the same episode.
+  Each session has the same seed, so that it begins with the same episode.
   """
 
   def __init__(self, programs: session_lib.Programs, seed: int):
@@ -70,11 +67,9 @@ class Sessions:
     return {'session': name, 'about': about, 'steps': steps, 'repeats': found.repeats}
 
   def move(self, name: str, move: str, asked: dict[str, Any]) -> dict[str, Any]:
-    """{'step': see `Session.show`, 'repeats'} of the step to which one of MOVES leads.
+    """{'step': see `Session.show`, 'repeats'} of the step to which one of MOVES leads, with arguments `asked`.
 
-    Raises:
-      KeyError: there is no such session, or move.
-      ValueError: `asked`, the arguments of the move, are not valid.
+    KeyError if there is no such session, ValueError for invalid arguments.
     """
     session = self.find(name)
     try:
@@ -86,20 +81,13 @@ class Sessions:
   def trust(self) -> dict[str, Any]:
     """{'trust': for how many steps the model's dreams can be trusted}; measured by the first call."""
     with self._measuring:
-      if self._trust is None:
-        self._trust = self._measure()
-    return {'trust': self._trust}
-
-  def _measure(self) -> str:
-    if not self._programs.has_numbers:
-      return (
-        'The errors of images are not measured, so it is not known how long dreams can be trusted.'
-      )
-    try:
-      found = dreams.compare(self._programs.policy, num_steps=MEASURED_STEPS, seed=self._seed)
-    except ValueError as error:  # such as a number of environments that cannot be made
-      return f'It was not measured how long dreams can be trusted: {error}'
-    return dreams.trust(found)
+      if self._trust is None and self._programs.has_numbers:
+        found = dreams.compare(self._programs.policy, num_steps=MEASURED_STEPS, seed=self._seed)
+        self._trust = dreams.trust(found)
+    unknown = (
+      'The errors of images are not measured, so it is not known how long dreams can be trusted.'
+    )
+    return {'trust': self._trust or unknown}
 
   def close(self) -> None:
     """Closes all sessions."""
@@ -165,14 +153,8 @@ def make_app(sessions: Sessions, token: str) -> server.App:
 def serve(path: pathlib.Path, checkpoint: str | None, *, seed: int, port: int) -> None:
   """Serves the page until Ctrl-C, and prints its address.
 
-  Args:
-    path: folder of a run of the dreamer, or name of an agent that comes with the package.
-    checkpoint: learner step of a checkpoint, or 'best'; None for the newest.
-    seed: seed of all sessions.
-    port: port of 127.0.0.1; 0 for a free one.
-
-  Raises:
-    ValueError: as `policy.load` and `session.Programs`; or the port cannot be used.
+  The agent is given as to `policy.load`, `seed` is that of all sessions, and port 0 a free one. ValueError as
+  `policy.load` and `session.Programs`, or if the port cannot be used.
   """
   session_lib.check(path, policy_lib.load_config(path))  # loading takes seconds
   # So that the second start on a machine compiles nothing.

@@ -10,17 +10,11 @@ from hephaestus.actors.environments import host
 
 
 class Moment(NamedTuple):
-  """One time step of an episode, from which the episode may be continued again and again.
+  """One time step of an episode, from which the episode may be continued again and again."""
 
-  Attributes:
-    state: state of the environment; of one that is stepped on the host, its `_History`.
-    timestep: the time step, host arrays.
-    frame: [H, W, 3] uint8, as the environment renders its state; None if it renders none.
-  """
-
-  state: Any
-  timestep: environment_lib.TimeStep
-  frame: np.ndarray | None
+  state: Any  # of the environment; of one that is stepped on the host, its `_History`
+  timestep: environment_lib.TimeStep  # host arrays
+  frame: np.ndarray | None  # [H, W, 3] uint8, as the environment renders its state, if it does
 
 
 class Traced:

@@ -43,11 +43,7 @@ def check(path: pathlib.Path, config: launch_config.ExperimentConfig) -> None:
 class Programs:
   """The compiled steps of a policy and of its environment, shared by all sessions.
 
-  Args:
-    policy: a policy of the dreamer with all parameters.
-
-  Raises:
-    ValueError: the policy has no world model, or lacks its decoder; or its environment cannot be made.
+  ValueError if the policy has no world model, or lacks its decoder; or its environment cannot be made.
   """
 
   def __init__(self, policy: policy_lib.Policy):
@@ -85,25 +81,8 @@ class Programs:
       'leaves': [
         {'name': name, 'shape': list(leaf.shape)} for name, leaf in self._leaves if _is_listed(leaf)
       ],
-      'vitals': self._describe_vitals(spec),
+      'vitals': _describe_vitals(spec),
     }
-
-  def _describe_vitals(self, spec: Any) -> list[dict[str, Any]]:
-    """[{'name', 'position': among the numbers, 'set_point', 'most': the full length of a bar}]."""
-    vitals = observation_lib.vitals(spec)
-    if vitals is None:
-      return []
-    listed = observation_lib.of_numbers(spec, _is_listed).astype(bool)
-    position = np.cumsum(listed) - 1
-    highest = observation_lib.of_numbers(spec, lambda leaf: getattr(leaf, 'maximum', np.inf))
-    described = []
-    for name, index, point in zip(vitals.names, vitals.indices, vitals.set_points, strict=True):
-      if listed[index]:
-        most = float(highest[index]) if np.isfinite(highest[index]) else 2 * float(point)
-        described.append(
-          {'name': name, 'position': int(position[index]), 'set_point': float(point), 'most': most}
-        )
-    return described
 
   def numbers(self, observation: Any) -> list[float | None]:
     """The numbers of all leaves that `about` lists, one after another."""
@@ -114,6 +93,26 @@ class Programs:
 def _is_listed(spec: Any) -> bool:
   is_picture = len(spec.shape) == 3 and min(spec.shape[:2]) >= observation_lib.SMALLEST_IMAGE
   return not is_picture and math.prod(spec.shape) <= MOST_NUMBERS
+
+
+def _describe_vitals(spec: Any) -> list[dict[str, Any]]:
+  """[{'name', 'position': among the numbers, 'set_point', 'most': the full length of a bar}]."""
+  vitals = observation_lib.vitals(spec)
+  if vitals is None:
+    return []
+  listed = observation_lib.of_numbers(spec, _is_listed).astype(bool)
+  position = np.cumsum(listed) - 1
+  highest = observation_lib.of_numbers(spec, lambda leaf: getattr(leaf, 'maximum', np.inf))
+  return [
+    {
+      'name': name,
+      'position': int(position[index]),
+      'set_point': float(point),
+      'most': float(highest[index] if np.isfinite(highest[index]) else 2 * point),
+    }
+    for name, index, point in zip(vitals.names, vitals.indices, vitals.set_points, strict=True)
+    if listed[index]
+  ]
 
 
 def _describe_actions(environment: environment_lib.Environment) -> dict[str, Any]:
@@ -131,27 +130,17 @@ def _describe_actions(environment: environment_lib.Environment) -> dict[str, Any
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-  """One step of a session: a real time step, and the dream at the same step.
+  """One step of a session: a real time step, and the dream at the same step."""
 
-  Attributes:
-    shown: JSON values for a page, see `Session.show`.
-    action: the action that led to it, as in the action spec; None at the beginning.
-    real: the real time step; None beyond the end of the real episode.
-    belief: what the agent believes at the real time step; None likewise.
-    dream: what it believes in the dream.
-    returns: undiscounted return so far of the real episode and of the dream, which takes over the real
-      one where it begins.
-    choices: the policy's next action on each side, by REAL (if there is one) and DREAM.
-    children: index of each step after it, by how it was made: action, member, sampled.
-  """
-
-  shown: dict[str, Any]
-  action: np.ndarray | None
-  real: reality_lib.Moment | None
-  belief: comparison.Belief | None
-  dream: comparison.Belief
+  shown: dict[str, Any]  # JSON values for a page, see `Session.show`
+  action: np.ndarray | None  # that led to it, as in the action spec; None at the beginning
+  real: reality_lib.Moment | None  # None beyond the end of the real episode
+  belief: comparison.Belief | None  # of the agent at the real time step; None likewise
+  dream: comparison.Belief  # of the agent in the dream
+  # Undiscounted return so far of both sides; the dream takes over the real one where it begins.
   returns: dict[str, float]
-  choices: dict[str, np.ndarray]
+  choices: dict[str, np.ndarray]  # the policy's next action on each side, by REAL and DREAM
+  # Index of each step after it, by how it was made: action, member, sampled.
   children: dict[tuple[Any, ...], int] = dataclasses.field(default_factory=dict)
 
 
@@ -162,12 +151,7 @@ class Session:
   the same dream, and branches differ by what was chosen only. In an environment that is stepped on the
   host, a step after a rewind repeats the episode from its seed.
 
-  Args:
-    programs: compiled steps of the policy.
-    seed: seed of all random numbers.
-
-  Attributes:
-    nodes: all steps of the present episode; a step is addressed by its index.
+  A step is addressed by its index in `nodes`, all steps of the present episode.
   """
 
   def __init__(self, programs: Programs, seed: int = 0):
@@ -221,11 +205,8 @@ class Session:
       sampled: whether the imagined step is sampled; else it is the most likely one.
 
     Returns:
-      The next step.
-
-    Raises:
-      ValueError: there is no such step, member or side, the action is not valid or not legal, or the
-        session is full.
+      The next step. ValueError if there is no such step, member or side, the action is not valid or not
+      legal, or the session is full.
     """
     with self._lock:
       node = self._node(at)
@@ -257,11 +238,8 @@ class Session:
   def begin_dream(self, at: int) -> int:
     """Begins the dream again at a step, from what the agent believes after all real observations.
 
-    Returns:
-      A step with the same parent, action and real time step; `at` if its dream begins there already.
-
-    Raises:
-      ValueError: there is no such step, the real episode has ended before it, or the session is full.
+    Returns a step with the same parent, action and real time step; `at` if its dream begins there already.
+    ValueError if there is no such step, the real episode has ended before it, or the session is full.
     """
     with self._lock:
       node = self._node(at)
@@ -305,17 +283,15 @@ class Session:
     spec = self._programs.environment.action_spec
     try:
       given = np.asarray(action, np.float64)
-      if given.shape != spec.shape or not np.isfinite(given).all():
-        raise ValueError
       value = given.astype(spec.dtype)
-      is_whole = spec.dtype.kind == 'f' or (value == given).all()
-      if not is_whole or (value < spec.minimum).any() or (value > spec.maximum).any():
+      spec.validate(value)
+      if not (np.isfinite(given) & ((spec.dtype.kind == 'f') | (value == given))).all():
         raise ValueError
     except (ValueError, TypeError):
       bounds = environment_lib.describe_bounds(spec)
       count = f'{spec.shape[0]} numbers' if spec.shape else 'a whole number'
       raise ValueError(f'action={action!r}: {count} from {bounds} should be given') from None
-    return np.asarray(value)
+    return value
 
   def _check_legal(self, node: Node, action: np.ndarray) -> None:
     mask = node.shown[REAL]['mask'] if node.real is not None else None

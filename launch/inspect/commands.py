@@ -16,33 +16,19 @@ def add(commands: Any) -> None:
   inspect = commands.add_parser(
     'inspect', allow_abbrev=False, help='show the replay tables of a run and its bottleneck'
   )
-  inspect.add_argument('target', metavar='RUN|HOST:PORT')
-  inspect.add_argument('--json', action='store_true')
-  inspect.add_argument(
-    '--watch',
-    type=float,
-    nargs='?',
-    const=5.0,
-    metavar='SECONDS',
-    help='repeat the report until Ctrl-C (default: every 5 seconds)',
-  )
-  inspect.add_argument(
-    '--check',
-    action='store_true',
-    help='check the newest checkpoint of replay; exit code 1 if it has faults',
-  )
-  inspect.add_argument(
-    '--sample', type=int, metavar='N', help='show N sequences of each stratum, from that checkpoint'
-  )
-  inspect.add_argument(
-    '--gif', type=pathlib.Path, metavar='DIR', help='write a GIF of the observations of each sample'
-  )
-  inspect.add_argument(
-    '--prometheus',
-    type=int,
-    metavar='PORT',
-    help='serve metrics to Prometheus on the loopback interface; 0 for a free port',
-  )
+  add = inspect.add_argument
+  add('target', metavar='RUN|HOST:PORT')
+  add('--json', action='store_true')
+  add('--watch', type=float, nargs='?', const=5.0, metavar='SECONDS',
+      help='repeat the report until Ctrl-C (default: every 5 seconds)')  # fmt: skip
+  add('--check', action='store_true',
+      help='check the newest checkpoint of replay; exit code 1 if it has faults')  # fmt: skip
+  add('--sample', type=int, metavar='N',
+      help='show N sequences of each stratum, from that checkpoint')  # fmt: skip
+  add('--gif', type=pathlib.Path, metavar='DIR',
+      help='write a GIF of the observations of each sample')  # fmt: skip
+  add('--prometheus', type=int, metavar='PORT',
+      help='serve metrics to Prometheus on the loopback interface; 0 for a free port')  # fmt: skip
   flags.add_trust_flag(inspect)
   inspect.set_defaults(call=_inspect)
 
@@ -104,19 +90,21 @@ def _inspect(arguments: argparse.Namespace) -> int:
 def _inspect_stored(arguments: argparse.Namespace) -> int:
   """Reports on the newest checkpoint; returns 1 if `--check` finds a fault."""
   from hephaestus.launch.files import metrics
-  from hephaestus.launch.inspect import live, stored
+  from hephaestus.launch.inspect import live, stored, terminal
 
   found = stored.read(arguments.target, arguments.sample or 0)
   videos = [] if arguments.gif is None else stored.write_videos(found, arguments.gif)
   exit_code = int(arguments.check and bool(found.violations))
+  report = None
+  if arguments.json or arguments.sample is not None:
+    with contextlib.suppress(ConnectionError):  # the checkpoint can be read without a server
+      report = live.inspect(arguments.target)
   if arguments.json:
-    try:
-      report = live.inspect(arguments.target).to_json()
-    except ConnectionError:  # the checkpoint can be read without a server
-      report = {}
-    print(metrics.to_json(report | found.to_json()))
+    print(metrics.to_json(({} if report is None else report.to_json()) | found.to_json()))
     return exit_code
   if arguments.sample is not None:
+    if report is not None:
+      terminal.show(report)
     stored.show(arguments.target, found)
     if not found.samples and not arguments.check:
       for violation in found.violations:  # why none could be read

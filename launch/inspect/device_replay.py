@@ -9,7 +9,7 @@ import numpy as np
 
 from hephaestus.agents import experience
 from hephaestus.launch import config as launch_config
-from hephaestus.launch.inspect import report as report_lib
+from hephaestus.launch.inspect import live
 from hephaestus.learner import checkpoint
 from hephaestus.learner.sources import unrolled
 from hephaestus.replay import buffer as buffer_lib
@@ -17,7 +17,7 @@ from hephaestus.replay import buffer as buffer_lib
 
 def report(
   folder: pathlib.Path, config: launch_config.ExperimentConfig, warnings: list[str]
-) -> report_lib.Report:
+) -> live.Report:
   """Reports on the replay in the newest checkpoint; ValueError if none is saved yet."""
   fields: dict[str, Any] = dict.fromkeys(experience.Sequence._fields, ())
   fields['version'] = jax.ShapeDtypeStruct((), np.int32)
@@ -31,13 +31,13 @@ def report(
   num_steps = config.steps_per_sequence
   for row in fields['tables'].values():
     row['steps'] = row['size'] * num_steps
-  strata = report_lib.strata(
+  strata = live.strata_of(
     {name: row['size'] for name, row in fields['tables'].items()},
     fields.pop('ages'),
     learner_step=restored.step,
     num_steps=num_steps,
   )
-  return report_lib.Report(
+  return live.Report(
     time=time.time(),
     running=False,
     strata=strata,

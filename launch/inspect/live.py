@@ -1,11 +1,11 @@
-"""Reports on the replay of a run: its strata, rates and bottleneck, live or as last known."""
+"""Reports on the replay of a run, live or as last known, which every view shows: its strata, rates and bottleneck."""
 
 import dataclasses
 import itertools
 import pathlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
@@ -14,12 +14,118 @@ import numpy as np
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import history, metrics
-from hephaestus.launch.inspect import report as report_lib
 from hephaestus.launch.run import validation
 from hephaestus.learner import advice
 from hephaestus.replay import inspector, tables
 
 MINUTE = 60.0  # seconds over which waiting is averaged
+
+
+Quantiles = dict[str, float]
+"""A distribution, by the keys of `inspector.QUANTILES`."""
+# Labels of the distributions over the sequences of a stratum, by their field of `Stratum`.
+DISTRIBUTIONS = {
+  'version': 'acting version',
+  'age_updates': 'age, updates',
+  'age_steps': 'age, steps',
+  'episode_return': 'episode return',
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stratum:
+  """The sequences of one stratum. Unknown distributions are None."""
+
+  sequences: int
+  version: Quantiles | None = None  # of the parameters that acted
+  age_updates: Quantiles | None = None  # updates before the newest version
+  age_steps: Quantiles | None = None  # environment steps collected since
+  episodes: int = 0  # that ended in them
+  episode_return: Quantiles | None = None
+  shared: float | None = None  # share that all other strata hold, too; None without any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+  """A report on the replay of a run, live or as last known. The first six fields: see `Inspector.poll`."""
+
+  tables: dict[str, dict[str, Any]]
+  replay_ratio: dict[str, float | None]
+  limiter: dict[str, Any] | None
+  memory: dict[str, float | None]
+  shards: list[dict[str, Any]]
+  seconds: float | None
+  time: float  # unix seconds
+  running: bool = True  # whether a server answered
+  saved: float | None = None  # unix seconds of the oldest checkpoint that it is made from
+  address: str = '-'  # HOST:PORT of all shards, separated by commas
+  environment_step: int | None = None
+  lost_steps: int | None = None  # how many of these a restart of replay has lost
+  parameter_version: int | None = None  # the newest that an actor uses
+  # Shares of time spent waiting, over the last minute, or by the newest metrics if those are older.
+  learner_starved_fraction: float | None = None
+  actors_throttled_fraction: float | None = None
+  # Age of the actors' parameters in updates: 'newest_updates', 'oldest_updates'.
+  staleness: dict[str, int] = dataclasses.field(default_factory=dict)
+  warnings: list[str] = dataclasses.field(default_factory=list)  # see `advice.of_replay`
+  strata: dict[str, Stratum] = dataclasses.field(default_factory=dict)
+  bottleneck: str | None = None  # sentence that names it
+  # The one that it is made from, of a fused run: 'learner_step', number of 'sequences' and 'duplicates'.
+  checkpoint: dict[str, int] = dataclasses.field(default_factory=dict)
+
+  def to_json(self) -> dict[str, Any]:
+    """The report as `--json` prints it: keys stay the same between versions.
+
+    The report on a fused run has fewer: a stratum has 'size' and 'max_size' in sequences, its 'share' of each
+    batch, 'steps' of the environment and 'age' in updates.
+    """
+    if not self.checkpoint:
+      return dataclasses.asdict(self)
+    keys = ('size', 'max_size', 'share', 'steps')
+    return {
+      'time': self.time,
+      'environment_step': self.environment_step,
+      'warnings': self.warnings,
+      **self.checkpoint,
+      'replay_ratio': self.replay_ratio['achieved'],
+      'strata': {
+        name: {key: self.tables[name][key] for key in keys} | {'age': stratum.age_updates}
+        for name, stratum in self.strata.items()
+      },
+    }
+
+
+def strata_of(
+  sizes: Mapping[str, int],
+  ages: Mapping[str, Quantiles | None],
+  *,
+  learner_step: int,
+  num_steps: int | None,
+) -> dict[str, Stratum]:
+  """Statistics of strata that hold the newest sequences, without sampling any.
+
+  Every stratum drops its oldest sequences first. So its size gives their ages in steps, and the share
+  that other strata hold, too.
+
+  Args:
+    sizes: number of sequences of each stratum.
+    ages: quantiles of their ages in updates; None if unknown.
+    num_steps: environment steps of a sequence; None if unknown.
+  """
+  names = list(inspector.QUANTILES)
+  found = {}
+  for name, size in sizes.items():
+    versions, steps, of_stratum = None, None, ages[name]
+    if of_stratum is not None:  # the oldest sequence has the lowest version
+      opposite = zip(names, reversed(names), strict=True)
+      versions = {each: learner_step - of_stratum[other] for each, other in opposite}
+    if size and num_steps is not None:
+      steps = {each: at * (size - 1) * num_steps for each, at in inspector.QUANTILES.items()}
+    shared = min(sizes.values()) / size if size and len(sizes) > 1 else None
+    found[name] = Stratum(
+      sequences=size, version=versions, age_updates=of_stratum, age_steps=steps, shared=shared
+    )
+  return found
 
 
 class Run(NamedTuple):
@@ -79,12 +185,12 @@ class Inspection:
     self._timeout_seconds = timeout_seconds
     self._read_seconds = read_seconds
     self._actors: dict[pathlib.Path, history.File] = {}
-    self._saved: tuple[int, report_lib.Report] | None = None
+    self._saved: tuple[int, Report] | None = None
     self._source: inspector.Inspector | None = None
     # Reverb crashes when Ctrl-C interrupts its call in the main thread.
     self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix='look')
 
-  def report(self) -> report_lib.Report:
+  def report(self) -> Report:
     """Makes a report from the server's tables and the metrics that the run's processes write.
 
     If no server answers, or the run is fused, it is made from the newest checkpoint and the metrics.
@@ -99,14 +205,14 @@ class Inspection:
     fields = self._poll()
     if run is not None:
       fields |= _of_nodes(run, fields['shards'])
-    report = report_lib.Report(time=time.time(), address=self.address, **fields)
+    report = Report(time=time.time(), address=self.address, **fields)
     return dataclasses.replace(
       report,
       strata=self._strata(report),
       bottleneck=_bottleneck(report) if report.running else None,
     )
 
-  def _of_device(self, run: Run) -> report_lib.Report:
+  def _of_device(self, run: Run) -> Report:
     """Reports on the newest checkpoint of a fused run; reads it only if there is a newer one."""
     checkpoints = run.folder / 'checkpoints'
     changed = checkpoints.stat().st_mtime_ns if checkpoints.exists() else 0
@@ -139,7 +245,7 @@ class Inspection:
         reason = f'the run is not running, resume it with: {command}'
       raise ConnectionError(f'{error}; {reason}') from None
 
-  def _strata(self, report: report_lib.Report) -> dict[str, report_lib.Stratum]:
+  def _strata(self, report: Report) -> dict[str, Stratum]:
     """Statistics of the strata, computed without sampling, which would move the rate limiter.
 
     Versions are from the sequences that the learner sampled between its last two rows of metrics.
@@ -148,13 +254,13 @@ class Inspection:
     run = self._run
     sizes = {name: row['size'] for name, row in report.tables.items() if name != tables.PARAMS}
     if run is None:
-      return report_lib.strata(sizes, dict.fromkeys(sizes), learner_step=0, num_steps=None)
+      return strata_of(sizes, dict.fromkeys(sizes), learner_step=0, num_steps=None)
     learner, num_steps = run.last('learner'), run.config.steps_per_sequence
     ages: dict[str, Any] = {}
     for name, size in sizes.items():
       of_stratum = {each: learner.get(f'replay/{name}/age/{each}') for each in inspector.QUANTILES}
       ages[name] = of_stratum if size and None not in of_stratum.values() else None
-    strata = report_lib.strata(
+    strata = strata_of(
       sizes, ages, learner_step=learner.get('learner_step') or 0, num_steps=num_steps
     )
     self._read_actors(run)
@@ -184,7 +290,7 @@ class Inspection:
     return int(count.sum()), inspector.pooled(np.concatenate(found), count)
 
 
-def inspect(target: str) -> report_lib.Report:
+def inspect(target: str) -> Report:
   """Makes one report with rates, by two calls of the server a second apart; see `Inspection.report`."""
   inspection = Inspection(target)
   report = inspection.report()
@@ -283,7 +389,7 @@ def _lately(files: Sequence[pathlib.Path], key: str) -> float | None:
   return sum(shares) / len(shares) if shares else None
 
 
-def _bottleneck(report: report_lib.Report) -> str | None:
+def _bottleneck(report: Report) -> str | None:
   """The bottleneck of a run, in words; None where it is unknown."""
   throttled, starved = report.actors_throttled_fraction, report.learner_starved_fraction
   during = 'the last minute'
@@ -299,7 +405,7 @@ def _bottleneck(report: report_lib.Report) -> str | None:
   return f'learner starved {share(starved)} of {during}: the actors are the bottleneck'
 
 
-def waiting(report: report_lib.Report) -> tuple[float, float]:
+def waiting(report: Report) -> tuple[float, float]:
   """Shares of time for which the rate limiter blocked inserts, and sampling, since the last report.
 
   Args:

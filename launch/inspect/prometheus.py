@@ -4,10 +4,9 @@ import http.server
 from typing import Any
 
 from hephaestus.launch.inspect import live
-from hephaestus.launch.inspect import report as report_lib
 from hephaestus.replay import inspector
 
-DISTRIBUTIONS = tuple(report_lib.DISTRIBUTIONS)
+DISTRIBUTIONS = tuple(live.DISTRIBUTIONS)
 
 
 def make_exporter(target: str, port: int) -> http.server.HTTPServer:
@@ -48,7 +47,7 @@ def make_exporter(target: str, port: int) -> http.server.HTTPServer:
     raise ValueError(f'--prometheus {port}: cannot be used ({reason}); give another') from None
 
 
-def exposition(report: report_lib.Report) -> str:
+def exposition(report: live.Report) -> str:
   """Formats a report in Prometheus' text format: tables, strata, states and quantiles are labels.
 
   A run that is not running has one line only, `hephaestus_up 0`.

@@ -17,7 +17,6 @@ import rich.text
 from hephaestus.launch.files import metrics
 from hephaestus.launch.inspect import console as console_lib
 from hephaestus.launch.inspect import live
-from hephaestus.launch.inspect import report as report_lib
 from hephaestus.replay import tables
 
 LABEL = 18  # columns of the name of a number
@@ -59,7 +58,7 @@ class Lost(NamedTuple):
     return self._asdict()
 
 
-Reported = report_lib.Report | Lost
+Reported = live.Report | Lost
 
 
 def _count(value: int | None) -> str:
@@ -89,14 +88,14 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
 }
 
 
-def show(report: report_lib.Report, console: rich.console.Console | None = None) -> None:
+def show(report: live.Report, console: rich.console.Console | None = None) -> None:
   """Prints a report of `live.Inspection` as tables, by default to stdout."""
   console = console or console_lib.make()
   for part in _parts(report, console.width):
     console.print(part)
 
 
-def _parts(report: report_lib.Report, width: int, *between: Any) -> list[Any]:
+def _parts(report: live.Report, width: int, *between: Any) -> list[Any]:
   """The parts of a printed report; `between` comes before the distributions."""
   parts: list[Any] = [_table(report, width)] if report.tables else []
   parts += [_grid(numbers(report)), *between]
@@ -163,7 +162,7 @@ def cells(tables_of: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
   ]
 
 
-def _table(report: report_lib.Report, width: int) -> rich.text.Text:
+def _table(report: live.Report, width: int) -> rich.text.Text:
   """Text with a line for each table, summed over shards, then a line for each table of each shard.
 
   Only a terminal of at least 100 columns has room for the counts of inserts and samples.
@@ -180,11 +179,11 @@ def _table(report: report_lib.Report, width: int) -> rich.text.Text:
   return console_lib.table(headings, texts, left=1)
 
 
-def distributions(strata: Mapping[str, report_lib.Stratum]) -> list[dict[str, str]]:
+def distributions(strata: Mapping[str, live.Stratum]) -> list[dict[str, str]]:
   """Formats the known distributions of strata: {HEADING: TEXT} for each."""
   rows = []
   for name, stratum in sorted(strata.items()):
-    for key, label in report_lib.DISTRIBUTIONS.items():
+    for key, label in live.DISTRIBUTIONS.items():
       number = ',.5g' if key == 'episode_return' else ',.0f'
       if (values := getattr(stratum, key)) is not None:
         shown = {heading: format(values[each], number) for each, heading in HEADINGS.items()}
@@ -192,14 +191,14 @@ def distributions(strata: Mapping[str, report_lib.Stratum]) -> list[dict[str, st
   return rows
 
 
-def distribution_table(strata: Mapping[str, report_lib.Stratum]) -> rich.text.Text:
+def distribution_table(strata: Mapping[str, live.Stratum]) -> rich.text.Text:
   """The distributions of strata, for a terminal; empty if none is known."""
   rows = distributions(strata)
   lines = [list(row.values()) for row in rows]
   return console_lib.table(list(rows[0]), [lines], left=2) if rows else rich.text.Text()
 
 
-def numbers(report: report_lib.Report) -> dict[str, str]:
+def numbers(report: live.Report) -> dict[str, str]:
   """Formats what the printed tables leave out of a report of `live.Inspection`, as {NAME: TEXT}."""
   ratio, limiter, memory = report.replay_ratio, report.limiter, report.memory
   named = {} if report.running else {'state': _state(report)}
@@ -253,7 +252,7 @@ def numbers(report: report_lib.Report) -> dict[str, str]:
   return named
 
 
-def _state(report: report_lib.Report) -> str:
+def _state(report: live.Report) -> str:
   """Says from when the numbers of a report are, for which no server answered."""
   if report.checkpoint:
     step, count = report.checkpoint['learner_step'], report.checkpoint['sequences']
@@ -283,7 +282,7 @@ def frame(
   parts: list[Any] = [rich.markup.escape(heading)]
   if isinstance(newest, Lost):
     parts.append(rich.markup.escape(f'{newest.error}; retrying'))
-  answered = next((each for each in reversed(reports) if isinstance(each, report_lib.Report)), None)
+  answered = next((each for each in reversed(reports) if isinstance(each, live.Report)), None)
   if answered is not None:  # a low terminal cuts off the end
     parts += _parts(answered, width, '', _curves(reports, width - LABEL - 12))
   return rich.console.Group(*parts)
@@ -323,7 +322,7 @@ def moving(report: Reported) -> dict[str, float | None]:
   }
 
 
-def for_page(report: report_lib.Report) -> dict[str, Any]:
+def for_page(report: live.Report) -> dict[str, Any]:
   """The answer of the dashboard's server for its replay panel.
 
   Returns:

@@ -4,6 +4,7 @@ import argparse
 import pathlib
 from typing import Any
 
+from hephaestus.launch.report import commands as report_commands
 from hephaestus.launch.run import flags
 
 
@@ -14,19 +15,11 @@ def add(commands: Any) -> None:
     allow_abbrev=False,
     help='write the policy of a run as safetensors and JSON, or as ONNX',
   )
-  export.add_argument('run', type=pathlib.Path)
-  export.add_argument(
-    '--out', type=pathlib.Path, required=True, help='new folder for the policy, or ONNX file'
-  )
-  export.add_argument(
-    '--format',
-    choices=('safetensors', 'onnx'),
-    default='safetensors',
-    help='onnx: one step as an ONNX file; needs the extra `onnx` (default: safetensors)',
-  )
-  export.add_argument(
-    '--checkpoint', metavar='best|STEP', help='by evaluation or by update (default: the newest)'
-  )
+  report_commands.add_agent(export)
+  add = export.add_argument
+  add('--out', type=pathlib.Path, required=True, help='new folder for the policy, or ONNX file')
+  add('--format', choices=('safetensors', 'onnx'), default='safetensors',
+      help='onnx: one step as an ONNX file; needs the extra `onnx` (default: safetensors)')  # fmt: skip
   flags.add_trust_flag(export)
   export.set_defaults(call=_export)
 
@@ -35,9 +28,9 @@ def _export(arguments: argparse.Namespace) -> int:
   from hephaestus.launch.interface import places
 
   places.check(arguments.run)  # before imports that take seconds
-  from hephaestus.launch.interface import export, exported
+  from hephaestus.launch.interface import exported, policy
 
-  written = export.export(
+  written = policy.export(
     arguments.run, arguments.out, arguments.checkpoint, format=arguments.format
   )
   names = [exported.PARAMS, places.POLICY] if arguments.out.is_dir() else ['']

@@ -28,23 +28,16 @@ FIELDS = {  # kinds of specs, and what they have in addition to shape and dtype
 
 
 class Exported(NamedTuple):
-  """The content of an exported policy's folder.
+  """The content of an exported policy's folder."""
 
-  Attributes:
-    config: config of the run that trained the policy.
-    learner_step: number of updates after which the parameters were saved.
-    action_names: names of the discrete actions, in order; empty if the environment names none.
-    observation_spec: tree of specs of one observation. None where JSON cannot represent it, such as a
-      `ViewSpec`, which contains a function; then the environment of `config` provides it.
-    action_spec: spec of one action.
-    arrays: acting parameters, of a shipped agent all of them; host arrays by name, see `named`.
-  """
-
-  config: launch_config.ExperimentConfig
-  learner_step: int
-  action_names: tuple[str, ...]
+  config: launch_config.ExperimentConfig  # of the run that trained the policy
+  learner_step: int  # number of updates after which the parameters were saved
+  action_names: tuple[str, ...]  # of the discrete actions, in order; empty if there are none
+  # Tree of specs of one observation. None where JSON cannot represent it, such as a `ViewSpec`, which
+  # contains a function; then the environment of `config` provides it.
   observation_spec: Any
   action_spec: specs.BoundedArray
+  # Acting parameters, of a shipped agent all of them; host arrays by name, see `named`.
   arrays: dict[str, np.ndarray]
 
 

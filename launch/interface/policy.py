@@ -1,4 +1,4 @@
-"""Policy: a trained agent for use in other programs, loaded from a run or an exported folder."""
+"""Policy: a trained agent for use in other programs, loaded from a run or an exported folder, or exported."""
 
 import functools
 import os
@@ -22,17 +22,13 @@ from hephaestus.launch.interface import places
 
 
 class State(NamedTuple):
-  """The recurrent state of a policy between two steps, a tree of arrays.
+  """The recurrent state of a policy between two steps, a tree of arrays."""
 
-  Attributes:
-    memory: the agent's policy state, a tree of arrays [N, ...]; N is 1 without a batch axis.
-    first: [N] bool, or [] without a batch axis; whether the next observation begins an episode.
-    num_calls: [] int32, calls of `act` so far; folded into the key, so that each call samples anew.
-  """
-
-  memory: Any
-  first: jax.Array
-  num_calls: jax.Array
+  memory: Any  # the agent's policy state, [N, ...] arrays; N is 1 without a batch axis
+  first: (
+    jax.Array
+  )  # [N] bool, [] without a batch axis: whether the next observation begins an episode
+  num_calls: jax.Array  # [] int32, calls of `act` so far, folded into the key: each samples anew
 
 
 class Policy:
@@ -315,6 +311,42 @@ def load(
       all_params=params if has_all else None,
       environment=environment,
     )
+
+
+def export(
+  path: str | os.PathLike[str],
+  out: str | os.PathLike[str],
+  checkpoint: str | int | None = None,
+  *,
+  format: str = 'safetensors',
+  trust: bool = False,
+) -> Policy:
+  """Exports the policy of a run to a folder that `load` can read, or to an ONNX file.
+
+  Args:
+    path: folder of the run.
+    out: new or empty folder, for `params.safetensors` and `policy.json`; or path of a new ONNX file, see
+      `onnx_file.write`.
+    checkpoint: learner step of a checkpoint, or 'best'; None for the newest.
+    format: 'safetensors' or 'onnx'.
+    trust: as of `load`.
+
+  Raises:
+    ValueError: as `load`; or `out` is not empty, or cannot be written to; or the policy cannot be
+      written in this format.
+  """
+  if format not in ('safetensors', 'onnx'):
+    raise ValueError(f'format={format!r}: choose safetensors or onnx')
+  from hephaestus.launch.interface import onnx_file  # which imports this file
+
+  if format == 'onnx':
+    onnx_file.check_packages()  # loading takes seconds
+  policy = load(path, checkpoint, trust=trust)
+  if format == 'onnx':
+    onnx_file.write(policy, pathlib.Path(out))
+  else:
+    exported_lib.write(policy.exported(policy.params), pathlib.Path(out))
+  return policy
 
 
 def load_config(path: str | os.PathLike[str]) -> launch_config.ExperimentConfig:

@@ -40,9 +40,7 @@ class Run:
   def __init__(self, folder: str | os.PathLike[str], *, trust: bool = False):
     """Opens the folder of a run; `trust` imports the agent and environment that it names by an import path.
 
-    Raises:
-      ValueError: it is not the folder of a run, its config is broken, or its agent would have to be
-        imported without `trust`.
+    ValueError if it is not the folder of a run, its config is broken, or trust is needed.
     """
     from hephaestus.launch.files import folder as folder_lib
 
@@ -63,18 +61,13 @@ class Run:
   def curves(self, node: str = 'learner') -> dict[str, np.ndarray]:
     """Reads all metrics that one process of the run has reported, as in `metrics`.
 
-    Args:
-      node: name of the process: 'learner', 'evaluator', or an actor such as 'actor-0'.
-
-    Raises:
-      ValueError: no process of this name has reported, and it is neither the learner nor the
-        evaluator.
+    `node` is 'learner', 'evaluator', or an actor such as 'actor-0'; ValueError if no process of another
+    name has reported.
     """
     found: dict[str, dict[str, np.ndarray]] = {'learner': {}, 'evaluator': {}} | self.metrics()
     if node not in found:
-      raise ValueError(
-        f'node={node!r}: has no metrics in {self.folder}; choose of {", ".join(sorted(found))}'
-      )
+      known = ', '.join(sorted(found))
+      raise ValueError(f'node={node!r}: has no metrics in {self.folder}; choose of {known}')
     return found[node]
 
   def metrics(self) -> dict[str, dict[str, np.ndarray]]:
@@ -98,14 +91,9 @@ class Run:
     }
 
   def log_to(self, logger: Any, node: str = 'learner') -> None:
-    """Writes all reports of one process to a logger, such as one of `acme.utils.loggers`.
+    """Writes all reports of one process, see `curves`, to a logger, such as one of `acme.utils.loggers`.
 
-    Args:
-      logger: has a method `write`, which takes a dictionary of numbers; all have the same keys.
-      node: as for `curves`.
-
-    Raises:
-      ValueError: as `curves`.
+    Its method `write` gets dictionaries of numbers, all with the same keys.
     """
     curves = self.curves(node)
     for row in zip(*curves.values(), strict=True):

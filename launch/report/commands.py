@@ -13,40 +13,34 @@ def add(commands: Any) -> None:
   greedy_help = 'greedy or sampled actions (default: as the run is evaluated)'
   evaluate = commands.add_parser('evaluate', allow_abbrev=False, help='score an agent')
   add_agent(evaluate)
-  evaluate.add_argument('--episodes', type=int, default=256)
-  evaluate.add_argument('--video', type=pathlib.Path, help='video of one episode, .gif or .mp4')
-  evaluate.add_argument('--seed', type=int, default=0)
-  evaluate.add_argument(
-    '--random', action='store_true', help='score the random policy instead, as a baseline'
-  )
-  evaluate.add_argument(
-    '--actions',
-    nargs='+',
-    choices=['greedy', 'sampled', 'random'],
-    help='one result for each of these (default: actions as the run is evaluated)',
-  )
-  evaluate.add_argument('--greedy', action=argparse.BooleanOptionalAction, help=greedy_help)
-  evaluate.add_argument('--json', action='store_true')
+  add = evaluate.add_argument
+  add('--episodes', type=int, default=256)
+  add('--video', type=pathlib.Path, help='video of one episode, .gif or .mp4')
+  add('--seed', type=int, default=0)
+  add('--random', action='store_true', help='score the random policy instead, as a baseline')
+  add('--actions', nargs='+', choices=['greedy', 'sampled', 'random'],
+      help='one result for each of these (default: actions as the run is evaluated)')  # fmt: skip
+  add('--greedy', action=argparse.BooleanOptionalAction, help=greedy_help)
+  add('--json', action='store_true')
   evaluate.set_defaults(call=_evaluate)
 
   watch = commands.add_parser('watch', allow_abbrev=False, help='show episodes of an agent')
   add_agent(watch)
-  watch.add_argument('--seed', type=int, default=0)
-  watch.add_argument('--fps', type=float, default=8.0, help='frames per second')
-  watch.add_argument('--episodes', type=int, default=1)
-  watch.add_argument('--output', type=pathlib.Path, help='write a video instead, .gif or .mp4')
-  watch.add_argument(
-    '--dream', action='store_true', help="show the world model's prediction next to the episode"
-  )
-  watch.add_argument('--greedy', action=argparse.BooleanOptionalAction, help=greedy_help)
+  add = watch.add_argument
+  add('--seed', type=int, default=0)
+  add('--fps', type=float, default=8.0, help='frames per second')
+  add('--episodes', type=int, default=1)
+  add('--output', type=pathlib.Path, help='write a video instead, .gif or .mp4')
+  add('--dream', action='store_true',
+      help="show the world model's prediction next to the episode")  # fmt: skip
+  add('--greedy', action=argparse.BooleanOptionalAction, help=greedy_help)
   watch.set_defaults(call=_watch)
 
   dashboard = commands.add_parser(
     'dashboard', allow_abbrev=False, help='serve a web page of runs on the loopback interface'
   )
-  dashboard.add_argument(
-    'runs', type=pathlib.Path, nargs='+', metavar='RUN', help='folder of a run'
-  )
+  runs = {'type': pathlib.Path, 'metavar': 'RUN', 'help': 'folder of a run'}
+  dashboard.add_argument('runs', nargs='+', **runs)
   dashboard.add_argument(
     '--port', type=int, default=0, help='port of 127.0.0.1 (default: a free one)'
   )
@@ -59,35 +53,19 @@ def add(commands: Any) -> None:
     description='Runs that differ only in their seed become one curve. Prints the last score of each '
     'curve; with --out also writes report.html, which needs the extra `report`.',
   )
-  report.add_argument('runs', type=pathlib.Path, nargs='*', metavar='RUN', help='folder of a run')
-  report.add_argument(
-    '--out',
-    type=pathlib.Path,
-    help='folder for report.html with curves, losses, intrinsic rewards, speed, nodes, videos and '
-    'config differences in one file',
-  )
-  report.add_argument(
-    '--metric',
-    help='a key of metrics/*.jsonl, the only one to show (default: the score, or the return if there is none)',
-  )
-  report.add_argument(
-    '--node', choices=['evaluator', 'learner', 'actor'], help='default: any that has the metric'
-  )
-  report.add_argument(
-    '--x',
-    choices=['environment_step', 'learner_step', 'minutes'],
-    default='environment_step',
-    help='default: environment_step; minutes count from the first metrics, without pauses',
-  )
-  report.add_argument(
-    '--label',
-    nargs='+',
-    action='append',
-    default=[],
-    metavar=('NAME', 'RUN'),
-    help='name a curve and its runs, which may differ in any key; may be repeated, as in --label small '
-    'runs/small-* --label large runs/large-*',
-  )
+  add = report.add_argument
+  add('runs', nargs='*', **runs)
+  add('--out', type=pathlib.Path,
+      help='folder for report.html with curves, losses, intrinsic rewards, speed, nodes, videos and '
+      'config differences in one file')  # fmt: skip
+  add('--metric', help='a key of metrics/*.jsonl, the only one to show (default: the score, or the '
+      'return if there is none)')  # fmt: skip
+  add('--node', choices=['evaluator', 'learner', 'actor'], help='default: any that has the metric')
+  add('--x', choices=['environment_step', 'learner_step', 'minutes'], default='environment_step',
+      help='default: environment_step; minutes count from the first metrics, without pauses')  # fmt: skip
+  add('--label', nargs='+', action='append', default=[], metavar=('NAME', 'RUN'),
+      help='name a curve and its runs, which may differ in any key; may be repeated, as in --label '
+      'small runs/small-* --label large runs/large-*')  # fmt: skip
   report.set_defaults(call=_report)
   for each in (evaluate, watch, dashboard, report):
     flags.add_trust_flag(each)
@@ -128,10 +106,10 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     raise ValueError(f'--video {arguments.video}: shows one kind of --actions; give a single one')
   _check(arguments, '--video', arguments.video)
   from hephaestus.launch.files import metrics
-  from hephaestus.launch.report import evaluate
+  from hephaestus.launch.report import play
 
   for actions in arguments.actions or ['random' if arguments.random else None]:
-    result = evaluate.evaluate(
+    result = play.evaluate(
       arguments.run,
       arguments.episodes,
       arguments.video,

@@ -22,16 +22,10 @@ MAX_KEYS = 3  # most config keys in a label that is not the user's
 
 
 class Group(NamedTuple):
-  """Runs that form one curve.
+  """Runs that form one curve."""
 
-  Attributes:
-    label: name of the group, unique in its environment.
-    environment: name of the environment of all its runs.
-    runs: its runs.
-  """
-
-  label: str
-  environment: str
+  label: str  # unique in its environment
+  environment: str  # name, of all its runs
   runs: list[history.History]
 
 
@@ -44,16 +38,12 @@ def read(
   label that differ only in their seed, or in other config keys that do not change learning.
 
   Args:
-    given: folder of each run with the user's label of its curve, or None. A folder that is repeated counts
-      once.
+    given: folder of each run, once or repeated, with the user's label of its curve, or None.
     whole: whether to read all their metrics, and to leave out runs without any.
 
   Returns:
     The groups in the order of their first runs, groups of one environment adjacent; and a line for each
-    folder that is left out, with the reason.
-
-  Raises:
-    ValueError: there is no run, or two groups of an environment have the same label.
+    folder that is left out. ValueError if there is no run, or two groups have the same label.
   """
   known: dict[pathlib.Path, tuple[pathlib.Path, str | None]] = {}
   for folder, label in given:
@@ -121,36 +111,25 @@ def _values(run: history.History) -> dict[str, Any]:
   }
 
 
-def _kinds(values: Sequence[dict[str, Any]], keys: Sequence[str]) -> int:
-  """Number of different configs, compared only by `keys`."""
-  return len({tuple(str(each.get(key)) for key in keys) for each in values})
-
-
 def _labels(runs: Sequence[history.History]) -> list[str]:
-  """A label for each run that tells it apart: the agent, and a few `key=value`."""
-  labels = []
+  """A label for each run that tells it apart: the agent, `key=value` of a few differences, or a number."""
+  labels: list[str] = []
   for run in runs:
+    own = _values(run)
     rivals = [_values(each) for each in runs if each.config.agent_name == run.config.agent_name]
-    keys = _differing(rivals)
-    shown: list[str] = [] if len(keys) > MAX_KEYS else keys
-    while _kinds(rivals, shown) < _kinds(rivals, keys):  # the few that tell all configs apart
-      shown.append(max(keys, key=lambda key: _kinds(rivals, [*shown, key])))
+    keys = [  # that all of them have
+      key
+      for key, value in own.items()
+      if all(key in each for each in rivals) and any(each[key] != value for each in rivals)
+    ]
     lasts = [key.rpartition('.')[2] for key in keys]
-    parts = []
-    for key in shown:
-      last, value = key.rpartition('.')[2], _values(run).get(key)
-      text = value if isinstance(value, str) else json.dumps(value)
-      parts.append(f'{key if lasts.count(last) > 1 else last}={text}')
-    parts += ['…'] * (len(shown) < len(keys))
+    parts = [
+      f'{key if lasts.count(last) > 1 else last}='
+      + (own[key] if isinstance(own[key], str) else json.dumps(own[key]))
+      for key, last in zip(keys[:MAX_KEYS], lasts, strict=False)
+    ]
     words = [run.config.agent_name] if len(rivals) < len(runs) or not parts else []
-    labels.append(' '.join([*words, ', '.join(parts)]).strip())
+    label = ' '.join([*words, ', '.join(parts + ['…'] * (len(keys) > MAX_KEYS))]).strip()
+    count = sum(each.partition(' (')[0] == label for each in labels)
+    labels.append(f'{label} ({count + 1})' if count else label)
   return labels
-
-
-def _differing(values: Sequence[dict[str, Any]]) -> list[str]:
-  """Paths of the config keys whose values differ between runs."""
-  known = dict.fromkeys(key for each in values for key in each)
-  keys = [key for key in known if _kinds(values, [key]) > 1]
-  # A key that one run does not use is no difference, unless it is needed to tell runs apart.
-  of_all = [key for key in keys if all(key in each for each in values)]
-  return of_all if _kinds(values, of_all) == _kinds(values, keys) else keys

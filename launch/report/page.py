@@ -11,7 +11,6 @@ from hephaestus.launch.report import dashboard, panels, server
 from hephaestus.launch.report import groups as groups_lib
 
 MOST_VIDEO_BYTES = 4_000_000  # largest video in the page; a larger one is left out and named
-MOST_VIDEOS_BYTES = 32_000_000  # of all videos together, after which no more are added
 NO_DATA = '<script id="stored" type="application/json">null</script>'  # in the dashboard's page
 # The page contains all that it shows.
 POLICY = (
@@ -31,11 +30,10 @@ def report(
   """Compares runs, finished or running, by their last scores and on a page.
 
   Args:
-    given: folder of each run with the label of its curve, or None; see `groups.read`.
+    given: as of `groups.read`.
     out: folder for report.html, the page without a server, made if it does not exist; None for no page.
-    metric: key of the only metric to show; None: the score, or the return if there is none, and on the
-      page all metrics.
-    node: kind of process that has reported the metric, one of history.NODES; None for any.
+    metric, node: the only metric to show, and the kind of process that has reported it, one of
+      history.NODES. By default the score, or the return if there is none, and on the page all metrics.
     x: the x-axis, one of history.X_AXES.
 
   Returns:
@@ -113,7 +111,7 @@ def _videos(runs: Sequence[history.History]) -> tuple[list[list[dict[str, Any]]]
     reason.
   """
   found: list[list[dict[str, Any]]] = []
-  left_out, room = [], MOST_VIDEOS_BYTES
+  left_out = []
   for run in runs:
     newest: dict[bool, panels.Video] = {}
     for video in panels.videos(run.folder):
@@ -124,15 +122,14 @@ def _videos(runs: Sequence[history.History]) -> tuple[list[list[dict[str, Any]]]
       try:
         with metrics.open_regular(video.path) as file:
           content = file.read(MOST_VIDEO_BYTES + 1)
-        fits, reason = len(content) <= min(MOST_VIDEO_BYTES, room), 'would make the page too large'
+        reason = 'would make the page too large' if len(content) > MOST_VIDEO_BYTES else ''
       except OSError as error:
-        fits, reason = False, f'cannot be read ({error.strerror})'
-      if fits:
-        room -= len(content)
-        about['source'] = _data_url(panels.VIDEOS[video.path.suffix], content)
-      else:
+        reason = f'cannot be read ({error.strerror})'
+      if reason:
         left_out.append(f'{video.path}: is not in report.html: it {reason}')
         about['reason'] = f'{video.path.name}: it {reason}'
+      else:
+        about['source'] = _data_url(panels.VIDEOS[video.path.suffix], content)
       found[-1].append(about)
   return found, left_out
 

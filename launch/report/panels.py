@@ -189,21 +189,18 @@ def state(run: history.History) -> dict[str, Any]:
     seconds of its newest metrics}], 'events': [{'time': unix seconds, 'text'}]}; unknown values are
     None.
   """
-  known = {
-    'folder': str(run.folder),
-    'world': str(run.config.environment['name']),
-    'agent': run.config.agent_name,
-    'seed': run.config.seed,
-    'fused': run.config.fused,
-    'max_environment_steps': run.config.max_environment_steps,
-  }
+  config = run.config
+  known: dict[str, Any] = {
+    'folder': str(run.folder), 'world': str(config.environment['name']), 'agent': config.agent_name,
+    'seed': config.seed, 'fused': config.fused, 'max_environment_steps': config.max_environment_steps,
+    **dict.fromkeys(('environment_step', 'learner_step', 'score', 'episode_return', 'written')),
+    'state': 'broken', 'nodes': [], 'events': [],
+  }  # fmt: skip
   try:
     return known | _state(run)
   except Exception as error:  # whatever the folder contains, other runs are shown
-    unknown = ('environment_step', 'learner_step', 'score', 'episode_return', 'written')
     message = f'cannot be shown: {type(error).__name__}: {str(error)[:200]}'
-    lists: dict[str, Any] = {'messages': [message], 'nodes': [], 'events': []}
-    return known | dict.fromkeys(unknown) | lists | {'state': 'broken'}
+    return known | {'messages': [message]}
 
 
 def _state(run: history.History) -> dict[str, Any]:

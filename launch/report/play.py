@@ -1,10 +1,10 @@
-"""Shows episodes of an agent: live in a terminal, as lines of text, or as a video."""
+"""Plays episodes of an agent: scores them, or shows them in a terminal, as lines of text, or as a video."""
 
 import contextlib
 import functools
 import pathlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -17,12 +17,62 @@ import rich.table
 import rich.text
 from PIL import Image
 
+from hephaestus.actors import environments, rollout, videos
 from hephaestus.actors import episodes as episodes_lib
-from hephaestus.actors import videos
 from hephaestus.launch.interface import policy as policy_lib
 
 NUMBERS = 30  # columns of a terminal that are reserved for the numbers next to the picture
 LIKELIEST = 8  # most probable actions that are shown
+
+
+def evaluate(
+  path: pathlib.Path,
+  episodes: int,
+  video: pathlib.Path | None,
+  seed: int,
+  *,
+  at_random: bool = False,
+  greedy: bool | None = None,
+  checkpoint: str | None = None,
+) -> dict[str, Any]:
+  """Evaluates an agent on whole episodes; its run may still be training.
+
+  Args:
+    path, checkpoint: as of `policy.load`.
+    episodes: least number of episodes.
+    video: path of a video of one more episode, .gif or .mp4.
+    at_random: whether to evaluate the random policy, uniform over legal actions, instead.
+    greedy: whether actions are greedy, else sampled; None: as in the evaluations of the run.
+
+  Returns:
+    {'learner_step', the entries of `episodes.Evaluation.row`}; and 'package', name and version of the
+    environment's package, on which a score may depend, if it is another's.
+
+  Raises:
+    ValueError: as `policy.load`; or a video is asked for and the environment has no renderer.
+  """
+  params: Any
+  if at_random:
+    config, step = policy_lib.load_config(path), 0
+    environment = config.make_environment()
+    agent, params = rollout.random_agent(environment.action_spec), ()
+  else:
+    policy = policy_lib.load(path, checkpoint)
+    config, step, environment = policy.config, policy.learner_step, policy.environment
+    agent, params = policy.agent, policy.params
+  greedy = config.evaluator.greedy if greedy is None else greedy
+  play = episodes_lib.Play(environment, agent, min(episodes, 64), greedy=greedy)
+  play_key, video_key = jax.random.split(jax.random.key(seed))
+  with contextlib.closing(play):
+    result = play.evaluate(params, play_key, episodes)
+    assert result is not None  # nothing stops it
+    if video is not None:
+      recording = play.record(params, video_key)
+      if recording.frames is None:
+        raise ValueError(f'--video {video}: {config.environment["name"]} has no renderer')
+      videos.write(recording.frames, video)
+  package = environments.package(config.environment['name'])
+  return {'learner_step': step, **result.row(), **({'package': package} if package else {})}
 
 
 def watch(
@@ -39,11 +89,8 @@ def watch(
   """Plays episodes of an agent on the console or into a video; Ctrl-C ends either early.
 
   Args:
-    policy: the agent's policy.
-    seed: seed of environments and actions.
-    episodes: number of episodes.
     frames_per_second: speed of a video or of the live view; lines of text are printed at once.
-    greedy: whether actions are greedy, else sampled; None: as in the evaluations of its run.
+    greedy: as of `evaluate`.
     output: path of a video, .gif or .mp4; None to show the episodes on the console.
     dream: whether the video shows the beginning of one episode next to the world model's prediction of it.
     console: where to show them, by default stdout; one that is not a terminal gets a line for each step.
@@ -63,40 +110,45 @@ def watch(
   actions = 'greedy' if greedy else 'sampled'
   title = f'{policy.config.environment["name"]}, update {policy.learner_step:,}, {actions} actions'
   say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
+  endings: list[str] = []
+
+  def steps() -> Iterator[episodes_lib.PlayedStep]:
+    for episode_key in jax.random.split(jax.random.key(seed), episodes):
+      for played in play.steps(policy.params, episode_key):
+        yield played
+        if played.last:
+          endings.append(
+            f'episode {len(endings) + 1}: return {played.episode_return:.2f} in {played.step} steps'
+            + ''.join(f'  {name} {value:.2f}' for name, value in played.metrics.items())
+          )
+
+  def show(view: rich.live.Live) -> None:
+    for played in steps():
+      begin = time.monotonic()
+      heading = f'{title}\nepisode {len(endings) + 1} of {episodes}'
+      view.update(_view(console, played, heading), refresh=True)
+      time.sleep(max(0.0, begin + 1 / frames_per_second - time.monotonic()))
+
+  frames: list[np.ndarray] = []
   play = episodes_lib.Play(policy.environment, policy.agent, 1, greedy=greedy)
   with contextlib.closing(play):
     say(f'{policy.path}: {title}')
-    frames: list[np.ndarray] = []
     if dream:
       frames = play.dream(policy.all_params, jax.random.key(seed)) or []
     else:
-      endings: list[str] = []
-      steps = _steps(play, policy.params, jax.random.key(seed), episodes, endings)
       try:
         if output is None and console.is_terminal:
-          _show(console, steps, title, episodes, frames_per_second, endings)
-        for played in steps:
-          say(_line(played)) if output is None else frames.append(_frame(policy, played, output))
+          with rich.live.Live(console=console, auto_refresh=False, screen=True) as view:
+            show(view)
+        else:
+          for played in steps():
+            say(_line(played)) if output is None else frames.append(_frame(policy, played, output))
       except KeyboardInterrupt:
         endings.append('stopped')
       say('\n'.join(endings))
     if frames and output is not None:
       videos.write(frames, output, frames_per_second)
       say(f'{output}: {len(frames)} frames')
-
-
-def _steps(
-  play: episodes_lib.Play, params: Any, key: jax.Array, episodes: int, endings: list[str]
-) -> Iterator[episodes_lib.PlayedStep]:
-  """Yields the steps of some episodes; adds a line to `endings` at the end of each."""
-  for episode_key in jax.random.split(key, episodes):
-    for played in play.steps(params, episode_key):
-      yield played
-      if played.last:
-        endings.append(
-          f'episode {len(endings) + 1}: return {played.episode_return:.2f} in {played.step} steps'
-          + ''.join(f'  {name} {value:.2f}' for name, value in played.metrics.items())
-        )
 
 
 def _frame(
@@ -113,23 +165,6 @@ def _frame(
   if policy.agent.explain is None:
     return played.frame
   return videos.with_policy(played.frame, played.policy or {}, _open(played))
-
-
-def _show(
-  console: rich.console.Console,
-  steps: Iterable[episodes_lib.PlayedStep],
-  title: str,
-  episodes: int,
-  frames_per_second: float,
-  endings: Sequence[str],
-) -> None:
-  """Shows each step on a whole terminal for 1 / frames_per_second seconds."""
-  with rich.live.Live(console=console, auto_refresh=False, screen=True) as live:
-    for played in steps:
-      begin = time.monotonic()
-      heading = f'{title}\nepisode {len(endings) + 1} of {episodes}'
-      live.update(_view(console, played, heading), refresh=True)
-      time.sleep(max(0.0, begin + 1 / frames_per_second - time.monotonic()))
 
 
 def _numbers(played: episodes_lib.PlayedStep) -> dict[str, str]:

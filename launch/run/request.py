@@ -124,9 +124,7 @@ def whole_number(text: str) -> int:
 
 
 _OPTIONS: dict[Any, dict[str, Any]] = {  # of argparse, by the type of a field
-  str: {},
   str | None: {},
-  int: {'type': whole_number},
   int | None: {'type': whole_number},
   pathlib.Path | None: {'type': pathlib.Path},
   bool: {'action': 'store_true'},
@@ -135,18 +133,18 @@ _OPTIONS: dict[Any, dict[str, Any]] = {  # of argparse, by the type of a field
 }
 
 
-def _fields(names: tuple[str, ...], record: type = TrainRequest) -> list[dataclasses.Field]:
-  return [field for field in dataclasses.fields(record) if not names or field.name in names]
+def _fields(names: tuple[str, ...]) -> list[dataclasses.Field]:
+  return [field for field in dataclasses.fields(TrainRequest) if not names or field.name in names]
 
 
 def _flag(field: dataclasses.Field) -> str:
   return '--' + field.metadata.get('name', field.name).replace('_', '-')
 
 
-def add(parser: argparse.ArgumentParser, *names: str, record: type = TrainRequest) -> None:
-  """Adds the flags of the fields of a record with these names, or of all; fields that are not given are None."""
-  texts = comments.attributes(record.__doc__ or '')
-  for field in _fields(names, record):
+def add(parser: argparse.ArgumentParser, *names: str) -> None:
+  """Adds the flags of the fields with these names, or of all; fields that are not given are None."""
+  texts = comments.attributes(TrainRequest.__doc__ or '')
+  for field in _fields(names):
     metavar = {name: field.metadata[name] for name in ('metavar',) if name in field.metadata}
     options = _OPTIONS[field.type] | metavar
     parser.add_argument(_flag(field), dest=field.name, help=texts[field.name], **options)

@@ -59,7 +59,7 @@ def dreamer(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def browser():
-  """Chromium, in which evil.example is a name of this machine; tests that need it are skipped without it."""
+  """Chromium, to which evil.example, the name of another site, is this machine; skipped without it."""
   chromium = shutil.which('chromium')
   if chromium is None:
     pytest.skip('needs a browser: install the Debian package chromium')

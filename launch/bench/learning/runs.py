@@ -28,13 +28,7 @@ MEASURING = (
 
 
 class SuiteRun(NamedTuple):
-  """One run of the suite.
-
-  Attributes:
-    task: the environment and its budget.
-    agent: name of the agent, as for `train --agent`.
-    seed: seed of the run.
-  """
+  """One run of the suite: its environment and budget, and agent and seed as for `train`."""
 
   task: suite.Task
   agent: str
@@ -46,23 +40,12 @@ class SuiteRun(NamedTuple):
 
 
 class Settings(NamedTuple):
-  """The settings that all runs of one call of `bench learning` share.
+  """The settings that all runs of one call of `bench learning` share."""
 
-  Attributes:
-    out: folder of the results.
-    label: name of these settings, stored in the rows; rows of other settings need another label.
-    preset: name of the preset, as for `train --preset`.
-    overrides: config assignments, as for `train --set`, for all environments.
-    max_minutes: minutes of training after which a run ends early; None for no limit.
-    fused: whether to pass `--fused` to `train` for agents that support it.
-  """
-
-  out: pathlib.Path
-  label: str = 'default'
+  out: pathlib.Path  # folder of the results
+  label: str = 'default'  # of these settings in the rows; other settings need another label
   preset: str = 'laptop'
-  overrides: Sequence[str] = ()
-  max_minutes: float | None = None
-  fused: bool = True
+  overrides: Sequence[str] = ()  # as for `train --set`, for all environments
 
   def folder(self, run: SuiteRun) -> pathlib.Path:
     """The folder of a run."""
@@ -70,25 +53,18 @@ class Settings(NamedTuple):
 
   def recorded(self) -> dict[str, Any]:
     """The settings that affect what a run learns, as its row stores them."""
-    return {
-      'preset': self.preset,
-      'set': list(self.overrides),
-      'max_minutes': self.max_minutes,
-      **({'fused': True} if self.fused else {}),  # rows of distributed runs do not have it
-    }
+    return {'preset': self.preset, 'set': list(self.overrides)}
 
 
 def train_command(run: SuiteRun, settings: Settings) -> list[str]:
   """Command line, after `hephaestus`, that starts a run, or resumes it if its folder exists."""
-  limit = [] if settings.max_minutes is None else [f'max_minutes={settings.max_minutes:g}']
   options = [f'environment.{key}={value}' for key, value in run.task.options.items()]
   measuring = (*MEASURING, *suite.SETTINGS.get(run.agent, ()))
-  fused = settings.fused and records.find_record(run.agent).can_fuse
   return [
     'train', '--run', str(settings.folder(run)), '--agent', run.agent, '--preset', settings.preset,
     '--env', run.task.environment, '--steps', str(run.task.steps), '--seed', str(run.seed),
-    *(['--fused'] if fused else []),
-    '--set', *options, *measuring, *limit, *settings.overrides,
+    *(['--fused'] if records.find_record(run.agent).can_fuse else []),
+    '--set', *options, *measuring, *settings.overrides,
   ]  # fmt: skip
 
 
@@ -113,10 +89,11 @@ def missing(runs: Sequence[SuiteRun], settings: Settings) -> list[SuiteRun]:
   present = set()
   for row in read_rows(settings.out):
     present.add((*_key(row), row['budget']))
-    if row['label'] == settings.label and row['settings'] != settings.recorded():
+    known = row['settings']  # of which older rows have more
+    if row['label'] == settings.label and known | settings.recorded() != known:
       raise ValueError(
         f'--label {settings.label}: {settings.out / ROWS} has rows of other settings, '
-        f'{json.dumps(row["settings"])}; give another label, or another --out'
+        f'{json.dumps(known)}; give another label, or another --out'
       )
   key = lambda run: (run.task.name, run.agent, run.seed, settings.label, run.task.steps)
   return [run for run in runs if key(run) not in present]

@@ -16,19 +16,12 @@ NOTHING_LEARNED = 0.1  # gains below this share of the scale of scores count as 
 
 
 class Ended(NamedTuple):
-  """Episodes that ended between two rows of metrics of one process.
+  """Episodes that ended between two rows of metrics of one process."""
 
-  Attributes:
-    begin: environment steps of the run at the first of the two rows.
-    end: environment steps of the run at the second row, above `begin`.
-    episodes: number of episodes that ended.
-    mean: mean return of these episodes.
-  """
-
-  begin: float
-  end: float
+  begin: float  # environment steps of the run at the first of the two rows
+  end: float  # environment steps at the second row, above `begin`
   episodes: int
-  mean: float
+  mean: float  # return
 
 
 def read(folder: pathlib.Path) -> tuple[list[Ended], int]:

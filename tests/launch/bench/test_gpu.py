@@ -1,7 +1,6 @@
-"""`tests/bench/gpu.py`: the count of programs in a compiled program, and refused input."""
+"""`tests/bench/gpu.py`: the count of programs in a compiled program."""
 
 import gpu
-import pytest
 
 PROGRAM = """
 %inner (x: f32[]) -> f32[] {
@@ -29,16 +28,3 @@ ENTRY %main (x: f32[]) -> f32[] {
 
 def test_programs_of_nested_loops_count_in_each_of_their_turns():
   assert gpu.started(PROGRAM, [10, 4]) == {'main': 1, 'body': 10 * (2 + 3), 'last': 4}
-
-
-@pytest.mark.parametrize(
-  ('arguments', 'words'),
-  [
-    (['--env', 'nowhere'], "environment.name='nowhere'"),
-    (['--set', 'agent.gama=1'], 'agent.gama=1: unknown key'),
-  ],
-)
-def test_bad_input_for_gpus_is_named(capsys, arguments, words):
-  assert gpu.main(arguments) == 2
-  message = capsys.readouterr().err
-  assert words in message and message.count('\n') == 1

@@ -170,7 +170,7 @@ def test_table_compares_with_ppo_of_the_default_settings():
     (['--set', 'agent.gama=3'], 'agent.gama=3'),
     (['--label', 'a/b'], '--label a/b'),
     (['--jobs', '0'], '--jobs 0'),
-    (['--max-minutes', '0'], '--max-minutes 0'),
+    (['--agents', 'a3c'], "agent_name='a3c'"),
   ],
 )
 def test_bad_input_is_named(capsys, tmp_path, arguments, expected):
@@ -202,7 +202,7 @@ def test_run_has_one_row_and_is_not_trained_again(tmp_path, monkeypatch, capsys)
   assert all(-1 <= found[name] <= 1 for name in ('greedy', 'sampled', 'random'))
   assert found['episodes'] > 0.8 * CATCH.steps / 10  # each takes 9 steps, and one to reset
   assert 0 < found['cpu_minutes'] <= 1.1 * found['wall_minutes']  # on one core
-  assert found['settings'] == {'preset': 'laptop', 'set': TINY, 'max_minutes': None, 'fused': True}
+  assert found['settings'] == {'preset': 'laptop', 'set': TINY}
   assert set(found['versions']) == {'python', 'jax', 'hephaestus'}
   assert found['reached'] is False and found['target'] == 0.95
   assert call(*command) == 0

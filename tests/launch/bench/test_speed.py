@@ -139,12 +139,6 @@ def test_run_is_compared_with_its_learner(capsys, monkeypatch, tiny):
     (['--seconds', '0'], '--seconds 0.0'),
     (['learner', '--preset', 'lap'], '--preset lap'),
     (['learner', '--size', '1m', '--env', 'catch'], '--size 1m'),
-    (['learner', '--size', '2m'], '--size 2m'),
-    (
-      ['learner', '--size', '1m', '--set', 'agent.ensemble_size=0'],
-      'agent.ensemble_size=0: must be',
-    ),
-    (['environments', '--env', 'cach'], "environment.name='cach': no such environment"),
     (['environments', '--num-envs', '0'], '--num-envs 0'),
     (['replay', '--stored', '1'], '--stored 1'),
   ],

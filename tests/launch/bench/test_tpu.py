@@ -1,4 +1,4 @@
-"""`tests/bench/tpu.py`: refused input, what is read in a compiled program, and one real topology."""
+"""`tests/bench/tpu.py`: what is read in a compiled program, and one real topology."""
 
 import importlib.util
 import json
@@ -10,40 +10,6 @@ import pytest
 import tpu
 
 FIND_SPEC = importlib.util.find_spec
-
-
-@pytest.fixture
-def libtpu(monkeypatch):
-  """Says whether libtpu is installed."""
-
-  def install(installed):
-    find = lambda name: installed or None if name == 'libtpu' else FIND_SPEC(name)
-    monkeypatch.setattr(importlib.util, 'find_spec', find)
-
-  return install
-
-
-@pytest.mark.parametrize(
-  ('arguments', 'words'),
-  [
-    (['v4:2x2'], 'v4:2x2: give a version'),
-    (['v9:2x2x1'], 'v9:2x2x1: give a version'),
-    (['v5e:2x2', '--set', 'agent.gama=1'], 'agent.gama=1'),
-  ],
-)
-def test_bad_input_for_tpus_is_named(libtpu, capsys, arguments, words):
-  libtpu(True)
-  assert tpu.main(arguments) == 2
-  message = capsys.readouterr().err
-  assert words in message and message.count('\n') == 1
-
-
-def test_missing_libtpu_is_refused_with_its_extra(libtpu, capsys):
-  libtpu(False)
-  assert tpu.main(['v4:2x2x1']) == 2
-  message = capsys.readouterr().err
-  assert 'v4:2x2x1: needs libtpu, of the extra `tpu`' in message
-  assert message.count('\n') == 1
 
 
 def test_losses_are_found_among_the_outputs_of_a_program():

@@ -70,9 +70,7 @@ def write(tmp_path):
   ('old', 'new', 'words'),
   [
     ('    evaluator', '    evaluatr', "hosts.cpu.evaluatr: Key 'evaluatr' not in 'Host'"),
-    ('hosts:', 'gosts:', 'hosts: must map'),
     ('hosts:', 'comand: x\nhosts:', 'comand: unknown key'),
-    (', port: 22001', '', 'hosts.trainer.replay.port: '),
     ('port: 22001', 'port: 70000', 'hosts.trainer: port=70000: use 1 to 65535'),
     ('127.0.0.2,', '"127.0.0.2:22001",', "hosts.trainer: address='127.0.0.2:22001': give a"),
     ('    replay: {address: 127.0.0.2, port: 22001}\n', '', 'replay: is on no host'),
@@ -80,13 +78,11 @@ def write(tmp_path):
     ('    learner: true\n', '', 'learner: is on no host'),
     ('    evaluator: true\n', '', 'evaluator: give'),
     ('    actors: 2\n', '', 'actors: are on no host'),
-    ('actors: 2', 'actors: -2', 'hosts.cpu: actors=-2: '),
     ('    actors: 2', '    ssh: {target: me@there}', 'hosts.cpu: ssh, local: there are several'),
     ('    actors: 2', '    tunnel: true', 'hosts.cpu: tunnel=True: '),
     ('    local: true\n  cpu', '    ssh: {target: -oProxyCommand=x}\n  cpu', "target='-oProxyCo"),
     ('    learner: true', '    learner: !!python/object/apply:os.getcwd []', 'is no hosts file'),
     ('learner: true', 'learner: 1', 'hosts.trainer: learner=1: '),
-    ('learner: true', 'learner: {address: a}', 'hosts.trainer: '),
     (
       '    evaluator',
       '    learner: {address: a, port: 1}\n    evaluator',
@@ -518,10 +514,3 @@ def test_share_ends_when_heartbeats_stop(tmp_path, timeout, closes):
 def test_invalid_run_spec_is_named(line):
   with pytest.raises(ValueError, match='HOSTS -: '):
     handshake.receive(io.BytesIO(line))
-
-
-def test_run_spec_round_trips():
-  given = handshake.RunSpec('hosts: {}\n', config.to_yaml(presets.laptop('catch')), 2**62)
-  taken = handshake.receive(io.BytesIO(given.to_line() + b'\n'))
-  assert taken == given
-  assert config.from_yaml(taken.config, 'it') == presets.laptop('catch')

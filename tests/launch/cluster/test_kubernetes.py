@@ -11,7 +11,6 @@ import yaml
 from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
 from hephaestus.launch.cluster import hosts, kubernetes
-from hephaestus.launch.cluster import options as options_lib
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.run import preflight
 
@@ -44,7 +43,7 @@ def make(text, *overrides, preset=presets.laptop, **options):
   placed = hosts.parse(text, 'hosts.yaml')
   overrides = [f'actor.num_actors={placed.num_actors}', *overrides]
   made = config.override(preset('catch'), overrides)
-  written = kubernetes.to_yaml(kubernetes.make(placed, made, options_lib.Options(**options)))
+  written = kubernetes.to_yaml(kubernetes.make(placed, made, **options))
   return list(yaml.safe_load_all(written))
 
 
@@ -287,12 +286,6 @@ def test_resources_override_estimates():
   (replay,) = (each for each in objects if each['kind'] == 'StatefulSet')
   claim = replay['spec']['volumeClaimTemplates'][0]
   assert claim['spec']['resources']['requests'] == {'storage': '2Ti'}
-
-
-@pytest.mark.parametrize('text', [MANY, SLICE])
-def test_hosts_file_round_trips(text):
-  read = hosts.parse(text, 'hosts.yaml')
-  assert hosts.parse(hosts.to_yaml(read), 'again') == read
 
 
 KUBERNETES = ('--kubernetes', '--preset', 'laptop')

@@ -243,15 +243,6 @@ def test_session_that_is_full_asks_for_a_new_episode(steer, monkeypatch):
   assert session.begin() == 0 and len(session.nodes) == 1
 
 
-def test_policy_without_a_model_or_its_decoder_is_refused(untrained):
-  policy = untrained('catch')
-  policy.all_params = None
-  with pytest.raises(ValueError, match='untrained: is exported, without the decoder of its model'):
-    session_lib.Programs(policy)
-  with pytest.raises(ValueError, match='untrained: its agent, ppo, has no world model that dreams'):
-    session_lib.Programs(untrained('catch', 'ppo'))
-
-
 def test_vitals_have_names_and_places_among_the_numbers(begin):
   session = begin('oasis')
   described, numbers = session._programs.about['vitals'], session.show(0)['real']['numbers']

@@ -105,25 +105,12 @@ def with_step(sequences, index, step, **values):
   return sequences._replace(**changed)
 
 
-def test_sound_checkpoint_is_summarised(run, sequences, capsys):
+def test_sound_checkpoint_has_no_fault(run, sequences, capsys):
   run.write(sequences)
   run.save()
   assert inspect(run.folder, '--check') == 0
   assert 'nothing is wrong with 24 sequences' in capsys.readouterr().out
-  found = stored.read(str(run.folder))
-  assert found.sequences == UNROLLS * ENVIRONMENTS
-  episodic, frontier = found.strata['episodic'], found.strata['frontier']
-  assert (episodic.sequences, frontier.sequences) == (24, FRONTIER)
-  assert (frontier.shared, episodic.shared) == (1.0, FRONTIER / 24)
-  assert (frontier.version['lowest'], frontier.version['highest']) == (40, 50)
-  assert (episodic.version['lowest'], episodic.age_updates['highest']) == (0, 50)
-  assert episodic.age_steps['highest'] == 23 * (STEPS - 1)
-  # Whole episodes within 31 steps of each environment, also those that span several sequences.
-  time = np.arange((STEPS - 1) * UNROLLS + 1)
-  ends = [np.sum((time + ahead) % 4 == 3) - (ahead > 0) for ahead in range(ENVIRONMENTS)]
-  assert episodic.episodes == sum(ends)
-  assert set(episodic.episode_return.values()) == {1.0}
-  assert 0 < frontier.episodes < episodic.episodes
+  assert stored.read(str(run.folder)).sequences == UNROLLS * ENVIRONMENTS
 
 
 def test_check_finds_faults_of_steps(run, sequences, capsys):
@@ -238,7 +225,7 @@ def test_samples_show_steps_and_acting_version(run, sequences, capsys):
   run.save()
   assert inspect(run.folder, '--sample', 2) == 0
   printed = capsys.readouterr().out
-  assert 'frontier: 8 sequences, 100 % also in the other strata' in printed
+  assert 'overlap' in printed and '24 different sequences' in printed
   assert printed.count('step type') == 4
   assert 'from the oldest: version 50 of actor 0, 0 updates before' in ' '.join(printed.split())
   assert 'FIRST' in printed and 'LAST' in printed and '[12] 0 to 0' in printed
@@ -246,7 +233,7 @@ def test_samples_show_steps_and_acting_version(run, sequences, capsys):
   report = json.loads(capsys.readouterr().out)
   assert report['tables']['episodic']['size'] == 24  # the server lives
   assert report['violations'] == []
-  assert report['stored']['strata']['frontier']['sequences'] == FRONTIER
+  assert report['stored']['checkpoint']['sequences'] == UNROLLS * ENVIRONMENTS
   sample = next(sample for sample in report['samples'] if sample['table'] == 'episodic')
   assert sample['rows']['step_type'] == [FIRST, MID, MID, LAST, FIRST, MID]
   assert (sample['version'], sample['actor_id']) == (0, 0)

@@ -1,40 +1,26 @@
 """Policies as ONNX files, which onnxruntime runs; most of it where the extra `onnx` can be installed."""
 
 import json
-import pathlib
 import sys
 
 import jax
 import numpy as np
 import pytest
 import tiny
+import untrained
 
 import hephaestus
-from hephaestus.launch import config as launch_config
 from hephaestus.launch import main
 from hephaestus.launch.interface import exported, onnx_file
 from hephaestus.launch.interface import policy as policy_lib
-
-
-def untrained(agent, environment, *options):
-  """A policy of initial parameters."""
-  preset = launch_config.of_preset(agent, 'laptop', environment)
-  config = launch_config.override(preset, options)
-  made = config.make_environment()
-  specs = made.observation_spec, made.action_spec
-  agent = config.record.make(config.agent, *specs).agent
-  params = agent.acting_params(agent.init_params(jax.random.key(0)))
-  described = exported.Exported(config, 0, tuple(made.action_names), *specs, arrays={})
-  return policy_lib.Policy(pathlib.Path('untrained'), described, agent, params, environment=made)
-
 
 SMALL = [f'agent.{name}={value}' for name, value in tiny.DREAMER.items()]
 POLICIES = {
   'dreamer': lambda: hephaestus.load('catch'),
   'view': lambda: hephaestus.load('grid_world'),  # a slice at a position that is observed
   'mask': lambda: hephaestus.load('hackmatrix'),  # PPO, and an observation of several entries
-  'recurrent': lambda: untrained('ppo', 'catch', 'agent.recurrent_size=8'),
-  'window': lambda: untrained('dreamer', 'catch', *SMALL, 'agent.window=4'),
+  'recurrent': lambda: untrained.policy('ppo', 'catch', 'agent.recurrent_size=8'),
+  'window': lambda: untrained.policy('dreamer', 'catch', *SMALL, 'agent.window=4'),
 }
 
 
@@ -161,7 +147,7 @@ def test_operation_that_onnx_lacks_is_named(monkeypatch, tmp_path):
 
   monkeypatch.setattr(policy_lib, 'step', step)
   with pytest.raises(ValueError, match=r"cannot be written as ONNX .*'pure_callback'"):
-    onnx_file.write(untrained('ppo', 'catch'), tmp_path / 'policy.onnx')
+    onnx_file.write(untrained.policy('ppo', 'catch'), tmp_path / 'policy.onnx')
   assert not (tmp_path / 'policy.onnx').exists()
 
 

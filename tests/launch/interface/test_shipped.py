@@ -11,7 +11,7 @@ from hephaestus.actors import environments
 from hephaestus.actors.environments import export
 from hephaestus.launch import main
 from hephaestus.launch.interface import exported, places, shipping, training
-from hephaestus.launch.report import evaluate
+from hephaestus.launch.report import play
 
 # Below what the policies reach: 1.0, 500, 8.4 and -0.8; a random policy has -0.6, 23, 1.0 and -2.6.
 LEAST_RETURN = {'catch': 0.9, 'gymnax/CartPole-v1': 400.0, 'grid_world': 6.0, 'hackmatrix': -1.4}
@@ -38,7 +38,7 @@ def test_each_recipe_is_shipped():
 def test_shipped_agent_plays_well(empty, name):
   if name.startswith('gymnax'):
     pytest.importorskip('gymnax')
-  result = evaluate.evaluate(name, EPISODES, None, seed=0)
+  result = play.evaluate(name, EPISODES, None, seed=0)
   assert result['episode_return'] >= LEAST_RETURN[name]
 
 

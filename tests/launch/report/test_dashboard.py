@@ -1,7 +1,7 @@
 """The dashboard: access control, answers of its server, and the page in a browser."""
 
 import contextlib
-import http.client
+import functools
 import json
 import pathlib
 import re
@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.parse
 import urllib.request
@@ -18,6 +17,7 @@ import jax
 import numpy as np
 import polling
 import pytest
+import served as served_lib
 
 from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
@@ -42,42 +42,16 @@ def write(folder, node, *rows):
     file.writelines(json.dumps({'time': time.time(), **row}) + '\n' for row in rows)
 
 
-class Served:
-  """The server of a page of some runs, with requests as from a browser."""
-
-  def __init__(self, folders):
-    self.dashboard = dashboard.Dashboard(folders)
-    self._socket = server.listen(0)
-    self.port = self._socket.getsockname()[1]
-    self._server = server.make_server(dashboard.make_app(self.dashboard, 'secret'))
-    self._thread = threading.Thread(target=self._server.run, kwargs={'sockets': [self._socket]})
-    self._thread.start()
-
-  def ask(self, path, *, token='secret', method='GET', **headers):
-    link = http.client.HTTPConnection('127.0.0.1', self.port, timeout=60)
-    link.request(method, f'/{token}/{path}', headers=headers)
-    response = link.getresponse()
-    return response.status, response.read(), response
-
-  def json(self, path):
-    status, content, _ = self.ask(path)
-    assert status == 200, content
-    return json.loads(content)
-
-  def close(self):
-    self._server.should_exit = True
-    self._thread.join()
-    self._socket.close()
-
-
 @pytest.fixture
 def serve():
+  """Folders of runs -> the server of their page."""
   with contextlib.ExitStack() as stack:
 
     def serve(*folders):
-      served = Served(folders)
-      stack.callback(served.close)
-      return served
+      page = dashboard.Dashboard(folders)
+      made = served_lib.Served(functools.partial(dashboard.make_app, page))
+      stack.callback(made.close)
+      return made
 
     yield serve
 
@@ -116,7 +90,7 @@ def test_requests_without_token_are_refused(folder, serve):
 def test_requests_of_other_hosts_and_origins_are_refused(folder, serve):
   served = serve(folder)
   own = f'127.0.0.1:{served.port}'
-  assert served._socket.getsockname()[0] == '127.0.0.1'
+  assert served.socket.getsockname()[0] == '127.0.0.1'
   for host, status in (('localhost:99', 200), (own, 200), ('evil.example', 403),
                        (f'evil.example:{served.port}', 403), ('127.0.0.1.evil.example', 403)):  # fmt: skip
     assert served.ask('api/runs', Host=host)[0] == status, host
@@ -138,10 +112,10 @@ def test_only_get_is_served(folder, serve):
 def test_content_policy_permits_only_own_server(folder, serve):
   served = serve(folder)
   for path, token in (('', 'secret'), ('api/runs', 'secret'), ('', 'wrong'), ('nothing', 'secret')):
-    policy = served.ask(path, token=token)[2].headers['Content-Security-Policy']
+    policy = served.ask(path, token=token)[2]['Content-Security-Policy']
     assert "default-src 'none'" in policy and 'unsafe' not in policy and '*' not in policy
     assert set(re.findall(r"src ('\w+')", policy)) == {"'none'", "'self'"}
-  assert served.ask('')[2].headers['Referrer-Policy'] == 'no-referrer'
+  assert served.ask('')[2]['Referrer-Policy'] == 'no-referrer'
   html = served.ask('')[1].decode()
   assert '//' not in html and 'style=' not in html and '<script>' not in html
   for name in re.findall(r'(?:src|href)="([^"]+)"', html):
@@ -270,7 +244,7 @@ def test_videos_are_served_only_from_their_folder(folder, serve):
     ('video/0/80-dream.mp4', 80, True),
   }
   status, content, response = served.ask('video/0/70.gif')
-  assert (status, content, response.headers['Content-Type']) == (200, b'70.gif', 'image/gif')
+  assert (status, content, response['Content-Type']) == (200, b'70.gif', 'image/gif')
   status, part, _ = served.ask('video/0/80-dream.mp4', Range='bytes=1-3')
   assert (status, part) == (206, b'0-d')
   for name in ('71.gif', '..%2Fconfig.yaml', '..%2f..%2fconfig.yaml', '/etc/passwd'):
@@ -312,7 +286,7 @@ def test_numbers_are_rounded_to_five_digits():
   assert panels.rounded(values) == [0.0, 1.2346, -98765432.0, 1.2346e-07]
 
 
-def test_dashboard_names_bad_input(folder, tmp_path, monkeypatch, capsys):
+def test_dashboard_names_bad_input(folder, tmp_path, capsys):
   with server.listen(0) as taken:
     port = taken.getsockname()[1]
     for arguments, key in (
@@ -322,9 +296,6 @@ def test_dashboard_names_bad_input(folder, tmp_path, monkeypatch, capsys):
       assert run(*arguments) == 2
       error = capsys.readouterr().err
       assert key in error and error.count('\n') == 1
-  monkeypatch.setattr(dashboard.importlib.util, 'find_spec', lambda name: None)
-  assert run(folder) == 2
-  assert 'uv sync --inexact --extra dashboard' in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -347,7 +318,7 @@ def test_command_serves_until_ctrl_c(command):
 
 
 @pytest.fixture
-def page(browser, command):
+def page(browser):
   page = browser.new_page(viewport={'width': 1280, 'height': 900})
   page.set_default_timeout(1000 * polling.PATIENCE)
   yield page

@@ -91,19 +91,14 @@ def test_parts_of_cognition_are_shown_where_there_are_any():
     vitals={'food': 0.5, 'water': 1.0}, intrinsic={'empowerment': 1.25}, gates={'eye': True, 'ear': False, 'recall': True},
     nearest=[episodes.Remembered(0.98, 'stay', 3.0), episodes.Remembered(0.95, 'left', 0.5)],
   )  # fmt: skip
-  line = (
-    'remembered: stay 3.00 x 1.00, left 0.50 x 0.75  open: eye, recall  '
-    'nearest: stay 3.00 at 0.98, left 0.50 at 0.95'
-  )
-  assert play._line(played).endswith(line) and (
-    'empowerment 1.25  food 0.50  water 1.00' in play._line(played)
-  )
+  line = play._line(played)
+  for words in ('remembered: stay 3.00 x 1.00', 'open: eye, recall', 'empowerment 1.25  food 0.50'):
+    assert words in line
   console = rich.console.Console(file=io.StringIO(), width=80, height=30)
   console.print(play._view(console, played, 'title'))
   shown = console.file.getvalue()
   for words in ('food  ', 'left 0.60', 'stay 3.00 x 1.00', 'left 0.50 at 0.95', 'recall'):
     assert words in shown
-  assert 'open: nothing' in play._line(played._replace(gates={'eye': False}))
   assert 'right' not in shown.split('remembered')[1]
   assert 'remembered' not in play._line(played._replace(recalled=None))
 

@@ -50,7 +50,6 @@ def test_dreamer_trains_in_one_process_by_default(dreamer):
       'bench: bench speed replay',
       'give the other sections',
     ),
-    (['bench', 'learning', '--distributed'], 'bench: --distributed', 'leave it out'),
   ],
 )
 def test_several_processes_are_refused_in_one_line(
