@@ -375,7 +375,7 @@ class DreamerUpdate:
       scales=state.scales._replace(evidence=evidence),
       earned=earned,
     )
-    means = earned.total / jnp.maximum(earned.count, 1.0)
+    means = earned.total / jnp.maximum(earned.number, 1.0)
     return state, {
       'intrinsic/exploring': share,
       'intrinsic/evidence': evidence,

@@ -283,7 +283,7 @@ def summary(tallies: dict[str, Tally], num_steps: int) -> Summary:
 
   steps = [2**power for power in range(num_steps.bit_length())]
   rows = [Row(step, *(mean(name, step - 1) for name in Row._fields[1:])) for step in steps]
-  return Summary(*(mean(name) for name in Summary._fields[:-1]), rows=rows)
+  return Summary(mean('value'), mean('end'), mean('paid'), mean('unpaid'), rows)
 
 
 class Examination(NamedTuple):

@@ -115,12 +115,12 @@ class Earned(NamedTuple):
   """What the task's actor and the explorer (axis of 2) earned lately; equal on all replicas.
 
   Attributes:
-    count: [2] float32, number of sequences, of which older ones count less.
+    number: [2] float32, number of sequences, of which older ones count less.
     total: [2] float32, sum over them of what they earned: see `earned`.
     square: [2] float32, sum of its squares.
   """
 
-  count: jax.Array
+  number: jax.Array
   total: jax.Array
   square: jax.Array
 
@@ -220,12 +220,12 @@ def exploring(share: jax.Array, earned: Earned, evidence: jax.Array) -> jax.Arra
     evidence: [] float32 in [0, 1], that returns differ.
   """
   config = dreamer_config
-  number = jnp.maximum(earned.count, 1.0)
+  number = jnp.maximum(earned.number, 1.0)
   task, explorer = earned.total / number
-  variance = jnp.sum(earned.square) / jnp.maximum(jnp.sum(earned.count), 1.0)
+  variance = jnp.sum(earned.square) / jnp.maximum(jnp.sum(earned.number), 1.0)
   # A new sequence is sampled some three times, so there are fewer of them, of weights that vary.
   error = jnp.sqrt(4 * variance * jnp.sum(1.0 / number))
-  is_known = jnp.min(earned.count) >= config.LEAST_COMPARED
+  is_known = jnp.min(earned.number) >= config.LEAST_COMPARED
   z = jnp.where(is_known, (explorer - task) / jnp.maximum(error, 1e-8), 0.0)
   known = jnp.clip(config.EXPLORERS + z / 8, config.LEAST_ACTING, 1 - config.LEAST_ACTING)
   return share + config.RETURN_RATE * (1.0 - evidence * (1.0 - known) - share)

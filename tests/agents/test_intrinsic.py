@@ -195,8 +195,8 @@ def test_what_was_earned_long_ago_is_forgotten():
   for index in range(100):
     explores = np.full(64, index % 2 == 0)
     earned = intrinsic.earned(earned, nothing, explores, is_new, lambda x: x)
-  np.testing.assert_allclose(earned.total / earned.count, 0, atol=0.02)
-  assert (earned.count > 16).all()
+  np.testing.assert_allclose(earned.total / earned.number, 0, atol=0.02)
+  assert (earned.number > 16).all()
 
 
 def test_sequences_that_are_not_new_do_not_count():
@@ -207,7 +207,7 @@ def test_sequences_that_are_not_new_do_not_count():
     np.array([True, False, True, True]),
     lambda x: x,
   )
-  np.testing.assert_array_equal(found.count, [1, 2])
+  np.testing.assert_array_equal(found.number, [1, 2])
   np.testing.assert_array_equal(found.total, [3, 6])
   np.testing.assert_array_equal(found.square, [9, 18])
 
