@@ -108,7 +108,7 @@ class ExperimentConfig:
         f'max_environment_steps={self.max_environment_steps}: must be at least 1, and at most '
         f'{parameters.MOST_STEPS}'
       )
-    if self.max_minutes is not None and self.max_minutes <= 0:
+    if self.max_minutes is not None and not 0 < self.max_minutes < math.inf:
       raise ValueError(f'max_minutes={self.max_minutes}: must be positive, or null for no limit')
     name = self.environment.get('name')
     if not isinstance(name, str) or not name:

@@ -73,9 +73,11 @@ def plan(request: request_lib.TrainRequest, seeds: Sequence[int]) -> list[SeedRu
       f'--run {request.run}: is the folder of a single run; give another for several, or leave out '
       '--seeds to resume it'
     )
+  if len(set(seeds)) < len(seeds):
+    raise ValueError(f'--seeds {" ".join(map(str, seeds))}: give each seed once')
   parent = request.run
   found: list[SeedRun] = []
-  for seed in dict.fromkeys(seeds):
+  for seed in seeds:
     # Each run prints the same lines.
     with contextlib.redirect_stdout(io.StringIO()) if found else contextlib.nullcontext():
       config = request_lib.make_config(dataclasses.replace(request, run=None, seed=seed))

@@ -7,6 +7,8 @@ from typing import Any
 
 from hephaestus.launch.run import flags
 
+MOST_EPISODES = 1_000_000
+
 
 def add(commands: Any) -> None:
   """Adds the commands that show results of runs to the parser."""
@@ -88,8 +90,8 @@ def _check(arguments: argparse.Namespace, flag: str, video: pathlib.Path | None)
   """Raises ValueError, before imports that take seconds, for episodes that cannot be played."""
   from hephaestus.launch.interface import places
 
-  if arguments.episodes < 1:
-    raise ValueError(f'--episodes {arguments.episodes}: must be at least 1')
+  if not 1 <= arguments.episodes <= MOST_EPISODES:
+    raise ValueError(f'--episodes {arguments.episodes}: must be from 1 to {MOST_EPISODES:,}')
   if video is not None and video.suffix not in ('.gif', '.mp4'):
     raise ValueError(f'{flag} {video}: the name must end in .gif or .mp4')
   flags.check_seed(arguments.seed)

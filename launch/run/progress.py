@@ -105,11 +105,18 @@ class Progress:
     with self._lock:
       if self._live:
         width = shutil.get_terminal_size().columns
-        sys.stdout.write('\r' + self.line()[: width - 1].ljust(width - 1))
+        sys.stdout.write('\r' + self._shown_line()[: width - 1].ljust(width - 1))
         sys.stdout.flush()
       elif now - self._shown > QUIET_PERIOD:
         self._shown = now
-        print(self.line(), flush=True)
+        print(self._shown_line(), flush=True)
+
+  def _shown_line(self) -> str:
+    """The line, or the error in it: a number that cannot be shown ends no run."""
+    try:
+      return self.line()
+    except Exception as error:
+      return f'{self._name()}  no progress to show: {type(error).__name__}: {error}'
 
   def say(self, text: str) -> None:
     """Prints a text on lines of its own, which are not overwritten."""
@@ -178,7 +185,8 @@ class Progress:
   def _details(self, learner: dict[str, Any], actor: dict[str, Any]) -> str:
     """Throughput, the agent's `shown` metrics, replay ratio, and staleness in updates."""
     record = self._config.record
-    shown = [f'{label} {learner[name]:.3f}' for label, name in record.shown.items()]
+    known = {label: learner.get(name) for label, name in record.shown.items()}
+    shown = [f'{label} {"-" if x is None else format(x, ".3f")}' for label, x in known.items()]
     if record.on_policy:
       shown = [f'{learner["steps_per_second"]:,.0f} steps/s', *shown]
       if 'staleness' in learner:  # a fused run has none

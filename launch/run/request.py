@@ -67,6 +67,10 @@ class TrainRequest:
 
   def __post_init__(self):
     object.__setattr__(self, 'set', tuple(self.set))
+    for name in ('env', 'agent'):
+      value = getattr(self, name)
+      if value is not None and not (isinstance(value, str) and value):
+        raise ValueError(f'--{name} {value!r}: a name is needed; leave it out for the default')
     for name in ('run', 'config'):
       path = getattr(self, name)
       object.__setattr__(self, name, None if path is None else pathlib.Path(path))

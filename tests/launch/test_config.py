@@ -91,6 +91,7 @@ def test_override_sets_values_by_path(laptop):
     ('dreamer', 'learner.stuck_seconds=nan', 'must be a number'),
     ('ppo', 'agent.starts_per_sequence=3', 'unknown key'),
     ('ppo', 'learner.num_epochs=0', 'must be positive, or null'),
+    ('ppo', 'max_minutes=.inf', 'must be positive, or null'),
     ('ppo', 'learner.num_minibatches=3000', 'does not divide 256 environments'),
   ],
 )

@@ -107,6 +107,8 @@ def test_wrong_input_is_refused_before_imports_that_take_seconds(tmp_path):
     ['train', '--steps', '0'],
     ['config', '--set', 'environment.name.x=1'],
     ['evaluate', 'x' * 300],
+    ['train', '--env', ''],
+    ['train', '--agent', ''],
     ['train', '--env', 'nosuch'],
     ['train', '--env', 'nosuch:Thing'],
     ['train', '--set', 'learner.batch_size=x'],

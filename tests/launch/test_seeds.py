@@ -42,7 +42,7 @@ def finish(run, **last):
 
 
 def test_each_seed_has_a_folder_of_its_own_and_one_group_in_wandb(tmp_path):
-  found = plan(tmp_path / 'mine', '--seeds', 3, 1, 3)
+  found = plan(tmp_path / 'mine', '--seeds', 3, 1)
   assert [(run.folder.name, run.config.seed) for run in found] == [('seed=3', 3), ('seed=1', 1)]
   assert found[0].folder.parent == tmp_path / 'mine'
   assert (found[0].config.wandb.group, found[0].config.wandb.name) == ('mine', 'seed=3')
@@ -81,6 +81,7 @@ def test_cores_are_shared_by_the_processes_of_a_run(tmp_path, monkeypatch):
   ('more', 'key'),
   [
     (['--seeds', '0', '-1'], 'seed=-1: '),
+    (['--seeds', '0', '1', '0'], '--seeds 0 1 0: '),
     (['--seeds', '0', '--seed', '0'], '--seed 0: '),
     (['--seeds', '0', '--profile', '1:2'], '--profile: '),
     (['--jobs', '1'], '--jobs 1: '),

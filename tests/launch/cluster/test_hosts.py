@@ -115,7 +115,7 @@ SIZED = ['--preset', 'laptop', '--set', 'actor.num_actors=2']
     ([*SIZED, '--host', 'gpu'], '--host gpu: there is'),
     ([*SIZED, '--stay'], '--stay: is for a host with only replay'),
     (['--config', '/nowhere.yaml', '--seed', '1'], '--seed: --config /nowhere.yaml says all of it'),
-    (['--config', '/nowhere.yaml'], '/nowhere.yaml: is not a config of this version'),
+    (['--config', '/nowhere.yaml'], '/nowhere.yaml: No such file or directory'),
   ],
 )
 def test_node_refuses_flags_that_do_not_fit_hosts(write, tmp_path, capsys, arguments, words):

@@ -99,6 +99,7 @@ def test_curves_have_nan_where_a_report_lacks_a_value(run, tmp_path):
   [
     ({'set': {'agent.hiden_size': 3}}, 'agent.hiden_size=3: unknown key; did you mean'),
     ({'env': 5}, 'env=5: give a name, an instance'),
+    ({'agent': {}}, '--agent {}: a name is needed'),
     ({'fused': True, 'expose': True}, '--expose: a fused run listens at no port'),
     ({'env': catch.Catch(), 'set': {'environment.rows': 5}}, 'was given as an instance; give one'),
     ({'env': catch.Catch(), 'fused': False}, 'an instance exists only in this process'),
@@ -157,7 +158,7 @@ def test_several_processes_run_as_children_of_this_one(monkeypatch, tmp_path, ca
   )
   fake.chmod(0o755)
   monkeypatch.setattr(sys, 'executable', str(fake))
-  monkeypatch.setattr('hephaestus.launch.run.packages.has_distributed', lambda: True)
+  monkeypatch.setattr('hephaestus.launch.run.validation.has_distributed', lambda: True)
   folder = tmp_path / 'run'
   with pytest.raises(ValueError, match=r'^x: y$'):
     hephaestus.train(

@@ -79,7 +79,7 @@ def counted():
       return {'seen': 12, 'level': np.ones(1, np.uint8)}, 0.0, False, False, {}
 
   gymnasium.register('Counted-v0', Counted, max_episode_steps=5)
-  return untrained('ppo', 'gymnasium/Counted-v0'), Counted()
+  return untrained.policy('ppo', 'gymnasium/Counted-v0'), Counted()
 
 
 def test_policy_takes_and_gives_the_numbers_of_gymnasium(counted, tmp_path):

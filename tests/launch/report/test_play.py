@@ -165,7 +165,8 @@ def test_ctrl_c_keeps_video_of_played_steps(folder, tmp_path, monkeypatch, capsy
     (['--output', 'video.avi'], '--output video.avi: the name must end in .gif or .mp4'),
     (['--dream'], '--dream: is a video; add --output FILE'),
     (['--fps', '0'], '--fps 0.0: must be positive'),
-    (['--episodes', '0'], '--episodes 0: must be at least 1'),
+    (['--episodes', '0'], '--episodes 0: must be from 1 to 1,000,000'),
+    (['--episodes', '99999999999'], '--episodes 99999999999: must be from 1'),
     ([], 'is not the folder of a run'),
   ],
 )

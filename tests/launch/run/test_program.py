@@ -1,7 +1,13 @@
 """Parts that all nodes share, in a process that has loaded the libraries of a node."""
 
+import json
+import random
+import time
+
 import jax
 import jax.numpy as jnp
+import numpy as np
+import pytest
 import tensorflow  # noqa: F401  it gives the name bfloat16 to a type of its own
 import tiny
 import trainer
@@ -9,6 +15,7 @@ import trainer
 from hephaestus.agents.dreamer import rssm
 from hephaestus.launch import config
 from hephaestus.launch.agents import presets
+from hephaestus.launch.run import nodes, progress
 from hephaestus.launch.run import parts as parts_lib
 
 
@@ -26,3 +33,32 @@ def test_update_in_bfloat16_has_stable_shapes():
   latent = parts.sequence_schema.initial_state.latent
   assert isinstance(latent, rssm.Latent)
   assert latent.deterministic.dtype == made.agent.dtype
+
+
+def test_nodes_of_a_run_draw_by_generators_of_their_own_which_its_seed_repeats():
+  def draw(seed, node):
+    nodes.seed_generators(seed, node)
+    return np.random.randint(1 << 30), random.random()
+
+  state, words = random.getstate(), np.random.get_state()
+  drawn = [draw(seed, node) for seed in (0, 7) for node in (0, 1, 2)]
+  again = [draw(seed, node) for seed in (0, 7) for node in (0, 1, 2)]
+  random.setstate(state)
+  np.random.set_state(words)
+  assert drawn == again
+  assert all(len(set(numbers)) == 6 for numbers in zip(*drawn, strict=True))
+
+
+@pytest.mark.parametrize(
+  ('lacks', 'shown'),
+  [('ppo/entropy', 'entropy -'), ('steps_per_second', 'no progress to show: TypeError')],
+)
+def test_number_that_cannot_be_shown_ends_no_run(tmp_path, capsys, lacks, shown):
+  made = config.of_preset('ppo', 'laptop', 'catch')
+  line = progress.Progress(made, tmp_path, starting='starting')
+  row = {'time': time.time() + 1, 'learner_step': 1, 'environment_step': 8, 'steps_per_second': 2.0}
+  row |= dict.fromkeys(made.record.shown.values(), 0.5) | {lacks: None}
+  (tmp_path / 'metrics').mkdir()
+  (tmp_path / 'metrics' / 'learner.jsonl').write_text(json.dumps(row) + '\n')
+  line.tick()
+  assert shown in capsys.readouterr().out
