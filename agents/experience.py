@@ -1,6 +1,5 @@
 """`Sequence`, the unit of experience, and `Decision`, the output of a policy at one step."""
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import dm_env
@@ -113,30 +112,3 @@ def faults(sequence: Sequence) -> list[tuple[int | None, str]]:
   ):
     found += [(int(step), text) for step in np.flatnonzero(violates)]
   return found
-
-
-def episode_returns(stream: Iterable[Sequence]) -> list[float]:
-  """Undiscounted returns of the episodes that lie wholly within consecutive sequences.
-
-  Args:
-    stream: sequences [T, ...] of one environment, in order; each begins with the last step of the
-      one before. Only `reward` and `step_type` are read.
-
-  Returns:
-    One return for each episode of which both FIRST and LAST are in the stream, in order.
-  """
-  parts = [(sequence.step_type, sequence.reward) for sequence in stream]
-  if not parts:
-    return []
-  # The first step of each later sequence is the last step of the one before.
-  kind, reward = (
-    np.concatenate([part[which][min(index, 1) :] for index, part in enumerate(parts)])
-    for which in (0, 1)
-  )
-  first, last = (
-    np.flatnonzero(kind == which) for which in (dm_env.StepType.FIRST, dm_env.StepType.LAST)
-  )
-  begin = np.append(-1, first)[np.searchsorted(first, last)]  # of each LAST; -1: before the stream
-  is_whole = begin > np.append(-1, last[:-1])
-  total = np.cumsum(reward, dtype=np.float64)
-  return (total[last] - total[begin])[is_whole].tolist()

@@ -78,14 +78,3 @@ def test_fields_without_a_time_axis_are_checked_too(sound):
   state = {'latent': np.array([0.0, np.nan, 0.0], jnp.bfloat16)}
   broken = sound._replace(initial_state=state)
   assert experience.faults(broken) == [(None, 'initial_state/latent is not finite')]
-
-
-def test_episode_returns_count_whole_episodes_across_sequences(sound):
-  # The fourth step of one is the first of the next.
-  after = sound._replace(
-    step_type=np.array([FIRST, MID, MID, LAST], np.int32),
-    reward=np.array([0.0, 0.25, 0.5, 2.0], np.float32),
-  )
-  assert experience.episode_returns([sound, after]) == [2.75]
-  assert experience.episode_returns([sound]) == []
-  assert experience.episode_returns([after, sound._replace(step_type=after.step_type)]) == [2.75]
