@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import chex
@@ -220,7 +220,7 @@ class WorldModel:
       reconstruction + heads + value + intrinsic rewards
         + mean_k [ m_k (KL(sg q || p_k) + change_k) + b_rep max(free, KL(q || sg p_k)) ]
 
-      heads = mean_read [ reward_scale reward + continue + mask ]
+      heads = sum_read [ reward_scale reward + continue + mask ]
 
     averaged over [T, B], with q the posterior, p_k the prior of member k, b_rep
     `representation_scale`, free `free_nats`, and change_k the loss of a member's predicted changes of
@@ -247,10 +247,10 @@ class WorldModel:
     reconstruction, moments, expected = self._reconstruction_loss(params, posterior, sequence)
     readings = features, self.networks.of_observation(features)
     rewards = [self.reward(params, read) for read in readings]
-    log_prob = _mean(each.log_prob(sequence.reward) for each in rewards)
+    log_prob: Any = sum(each.log_prob(sequence.reward) for each in rewards)
     reward = jnp.where(posterior.first, 0.0, -log_prob)
-    continues = _mean(self._continue_loss(params, read, sequence) for read in readings)
-    mask = _mean(self._mask_loss(params, read, sequence) for read in readings)
+    continues: Any = sum(self._continue_loss(params, read, sequence) for read in readings)
+    mask: Any = sum(self._mask_loss(params, read, sequence) for read in readings)
     learns = bootstrap_mask(sequence.identity, self.config.ensemble_size)
     dynamics_kl, kl = self._kl(posterior, learns)
     change, change_moments = self._change_loss(params, posterior, sequence, learns)
@@ -404,11 +404,6 @@ class WorldModel:
     loss = learns[:, None] * dynamics_kl
     loss += config.representation_scale * representation_kl
     return dynamics_kl, jnp.mean(loss, axis=0)
-
-
-def _mean(values: Iterable[jax.Array]) -> jax.Array:
-  """The mean [...] of several arrays [...]."""
-  return jnp.mean(jnp.stack([*values]), axis=0)
 
 
 def _numbers_before(numbers: jax.Array, sequence: experience.Sequence) -> jax.Array:
