@@ -65,7 +65,8 @@ WITH_CORE := PYENV_VERSION=$(CORE_PYTHON)
 CORE_TESTS := $(addprefix tests/,launch/run/test_without_distributed.py \
   learner/test_fused.py::test_stopped_run_resumes_bitwise launch/interface/test_onnx.py \
   replay/test_buffer.py \
-  actors/environments/test_contract.py::test_truncation_keeps_discount_one[gymnax/CartPole-v1])
+  $(foreach test,truncation_keeps_discount_one step_may_be_traced_again, \
+    actors/environments/test_contract.py::test_$(test)[gymnax/CartPole-v1]))
 
 test-core: $(CORE)/.synced
 	$(CORE)/bin/python $(PYTEST) $(CORE_TESTS)

@@ -46,11 +46,9 @@ def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.Ti
   env, params = _construct(name, {key: options.pop(key) for key in taken if key in options})
   limit = getattr(params, TIME)
   max_steps = int(limit) if max_steps is None else max_steps
-  params = params.replace(
-    **options, **{TIME: type(limit)(max_steps)}
-  )  # some environments observe it
-  unlimited = params.replace(**{TIME: type(limit)(2**30)})
-  # Before gymnax 1.0 its environments terminate at their time limit.
+  # Some environments observe their time limit, and before gymnax 1.0 they terminate at it.
+  params = params.replace(**options, **{TIME: type(limit)(max_steps)})
+  without_limit = params.replace(**{TIME: type(limit)(2**30)})
   ends_by_limit = not hasattr(env, 'is_truncated')
   space = env.observation_space(params)
   is_unit = _is_unit(space)
@@ -68,7 +66,7 @@ def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.Ti
   def advance(key, state, action):
     observation, following, reward, is_terminated, _ = env.step_env(key, state, action, params)
     if ends_by_limit:
-      *_, is_terminated, _ = env.step_env(key, state, action, unlimited)
+      *_, is_terminated, _ = env.step_env(key, state, action, without_limit)
     return following, observe(observation), reward, is_terminated
 
   unlimited = adapter.Adapter(

@@ -166,6 +166,16 @@ def test_truncation_keeps_discount_one(case, environment, played):
     assert length == environment.max_steps or discount == TERMINATED
 
 
+def test_step_may_be_traced_again(environment, played):
+  """A Python number is of another type than an array, so nothing that was traced before serves it."""
+  if environment.action_spec.shape:
+    pytest.skip('this environment takes arrays')
+  states, timesteps = played
+  step = jax.eval_shape(lambda state: environment.step(jax.random.key(0), state, 0)[1], states[0])
+  shapes = lambda tree: jax.tree.map(lambda x: x.shape, tree)
+  assert shapes(step.observation) == shapes(timesteps[0].observation)
+
+
 def test_last_observation_comes_before_the_reset(played):
   _, timesteps = played
   content = lambda timestep: [leaf.tobytes() for leaf in jax.tree.leaves(timestep.observation)]
