@@ -207,7 +207,7 @@ def exploring(share: jax.Array, earned: Earned, evidence: jax.Array) -> jax.Arra
   """The next share of the environments in which the explorer acts, [] float32.
 
     z     = (mean of the explorer - mean of the task's actor) / standard error of the difference
-    known = clip( EXPLORERS + z / 8, LEAST_ACTING, 1 - LEAST_ACTING )
+    known = clip( EXPLORERS + z / 8, LEAST_ACTING, 1 - LEAST_ACTING ),    z = 0 before LEAST_COMPARED samples
     share <- share + RETURN_RATE ( 1 - evidence (1 - known) - share )
 
   All while real returns are alike. Once they are known to differ, a quarter, so that the task's actor learns
@@ -219,13 +219,13 @@ def exploring(share: jax.Array, earned: Earned, evidence: jax.Array) -> jax.Arra
     earned: what both actors earned lately.
     evidence: [] float32 in [0, 1], that returns differ.
   """
-  config = dreamer_config
   number = jnp.maximum(earned.number, 1.0)
   task, explorer = earned.total / number
   variance = jnp.sum(earned.square) / jnp.maximum(jnp.sum(earned.number), 1.0)
   # A new sequence is sampled some three times, so there are fewer of them, of weights that vary.
   error = jnp.sqrt(4 * variance * jnp.sum(1.0 / number))
-  is_known = jnp.min(earned.number) >= config.LEAST_COMPARED
+  is_known = jnp.min(earned.number) >= dreamer_config.LEAST_COMPARED
   z = jnp.where(is_known, (explorer - task) / jnp.maximum(error, 1e-8), 0.0)
-  known = jnp.clip(config.EXPLORERS + z / 8, config.LEAST_ACTING, 1 - config.LEAST_ACTING)
-  return share + config.RETURN_RATE * (1.0 - evidence * (1.0 - known) - share)
+  least = dreamer_config.LEAST_ACTING
+  known = jnp.clip(dreamer_config.EXPLORERS + z / 8, least, 1 - least)
+  return share + dreamer_config.RETURN_RATE * (1.0 - evidence * (1.0 - known) - share)
