@@ -136,7 +136,7 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
     place = 'now' if present else 'before' if dreamers else 'none'
     tables[place].append(_line(task, present or dreamers, ppo))
     heading = ['| ' + ' | '.join(HEADINGS) + ' |', '|' + '---|' * len(HEADINGS)]
-  text = [HEAD, '## The present agent', *heading, *tables['now']]
+  text = [HEAD, '## The agent of 25 to 27 November', *heading, *tables['now']]
   if tables['before']:
     text += ['', '## Rows of the agent before it had an explorer', *heading, *tables['before']]
   if tables['none']:
