@@ -27,8 +27,6 @@ def add(commands: Any) -> None:
       help='show N sequences of each stratum, from that checkpoint')  # fmt: skip
   add('--gif', type=pathlib.Path, metavar='DIR',
       help='write a GIF of the observations of each sample')  # fmt: skip
-  add('--prometheus', type=int, metavar='PORT',
-      help='serve metrics to Prometheus on the loopback interface; 0 for a free port')  # fmt: skip
   flags.add_trust_flag(inspect)
   inspect.set_defaults(call=_inspect)
 
@@ -44,7 +42,7 @@ def add(commands: Any) -> None:
 
 def _inspect(arguments: argparse.Namespace) -> int:
   flags.leave_accelerators()
-  target, period, port = arguments.target, arguments.watch, arguments.prometheus
+  target, period = arguments.target, arguments.watch
   reads_checkpoint = arguments.sample is not None or arguments.check
   if period is not None and not period > 0:
     raise ValueError(f'--watch {period:g}: must be positive seconds')
@@ -54,33 +52,23 @@ def _inspect(arguments: argparse.Namespace) -> int:
     raise ValueError(
       '--watch: reports on a live run; leave out --check and --sample, or call twice'
     )
-  if port is not None and (period is not None or reads_checkpoint or arguments.json):
-    raise ValueError(
-      '--prometheus: cannot be combined with other options; leave them out, or call twice'
-    )
   if arguments.gif is not None and arguments.sample is None:
     raise ValueError(f'--gif {arguments.gif}: shows samples; add --sample N')
   from hephaestus.launch.inspect import live
 
   # Refuses before imports that take seconds.
   run = live.find(target)
-  is_live = period is not None or port is not None
-  if run is not None and run.config.fused and (is_live or reads_checkpoint):
+  if run is not None and run.config.fused and (period is not None or reads_checkpoint):
     raise ValueError(
       f'{target}: a fused run keeps its replay in its checkpoints; leave out all options but --json'
     )
   if reads_checkpoint:
     return _inspect_stored(arguments)
   from hephaestus.launch.files import metrics
-  from hephaestus.launch.inspect import prometheus, terminal
+  from hephaestus.launch.inspect import terminal
 
   if period is not None:
     terminal.watch(target, period, as_json=arguments.json)
-  elif port is not None:
-    with prometheus.make_exporter(target, port) as exporter:
-      print(f'http://127.0.0.1:{exporter.server_port}/metrics, Ctrl-C to stop', flush=True)
-      with contextlib.suppress(KeyboardInterrupt):
-        exporter.serve_forever()
   else:
     report = live.inspect(target)
     print(metrics.to_json(report.to_json())) if arguments.json else terminal.show(report)

@@ -1,6 +1,5 @@
 """Live inspection of a run: one report for all views, also where parts of a run are missing."""
 
-import http.client
 import io
 import itertools
 import json
@@ -18,7 +17,7 @@ import rich.console
 from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
 from hephaestus.launch.files import folder as folder_lib
-from hephaestus.launch.inspect import live, prometheus, terminal
+from hephaestus.launch.inspect import live, terminal
 from hephaestus.replay import checkpoint, inspector, tables, writer
 
 SCHEMA = {'x': jax.ShapeDtypeStruct((250,), np.float32)}  # 1 kB
@@ -149,7 +148,6 @@ def test_report_sums_shards_and_names_lost_shard(run, made):
   terminal.show(report, rich.console.Console(file=screen, width=120))
   assert f'1 of 2 answer; no answer: {other.address}' in screen.getvalue()
   assert '1: no answer' in screen.getvalue() and '0: episodic' in screen.getvalue()
-  assert f'hephaestus_shard_up{{address="{other.address}"}} 0' in prometheus.exposition(report)
 
 
 def quantiles(key, *values):
@@ -193,9 +191,6 @@ def test_strata_statistics_need_no_sample(held, made):
   assert episodic.episode_return == quantiles_of(-1, -1, -1, 1, 1)
   assert all(row['sampled'] == 0 for row in before.tables.values())
   assert terminal.numbers(before)['overlap'].startswith('85 % of episodic, 100 % of frontier')
-  text = prometheus.exposition(before)
-  assert 'hephaestus_stratum_age_updates{stratum="frontier",quantile="0.05"} 8' in text
-  assert 'hephaestus_stratum_shared{stratum="frontier"} 1.0' in text
 
 
 @pytest.mark.parametrize('width', [80, 160])
@@ -271,8 +266,6 @@ def test_stopped_run_shows_its_newest_checkpoint_and_metrics(stopped, capsys):
   shown = ' '.join(capsys.readouterr().out.split())
   for words in ('the run is not running', '900, 652 of them lost by replay', warning):
     assert words in shown
-  stopped_report = live.Inspection(str(folder), timeout_seconds=1.0).report()
-  assert prometheus.exposition(stopped_report) == 'hephaestus_up 0\n'
 
 
 def interrupted_after(monkeypatch, count, between=lambda index: None):
@@ -359,47 +352,19 @@ def test_ctrl_c_ends_watch_during_a_call(monkeypatch, capsys):
   assert capsys.readouterr().out.splitlines()[-1] == 'stopped'
 
 
-@pytest.fixture
-def exporter(nodes):
-  with prometheus.make_exporter(str(nodes.folder), 0) as made:
-    thread = threading.Thread(target=made.serve_forever)
-    thread.start()
-    yield made
-    made.shutdown()
-    thread.join()
-
-
-def fetch(exporter, path='/metrics', host='localhost'):
-  link = http.client.HTTPConnection('127.0.0.1', exporter.server_port, timeout=30)
-  link.request('GET', path, headers={'Host': host})
-  response = link.getresponse()
-  return response.status, response.read().decode()
-
-
-def test_exporter_serves_report(nodes, exporter):
-  nodes.insert(6)
-  status, text = fetch(exporter)
-  numbers = dict(line.rsplit(' ', 1) for line in text.splitlines())
-  assert status == 200 and numbers['hephaestus_up'] == '1'
-  assert numbers['hephaestus_table_size{table="episodic"}'] == '6'
-  assert numbers['hephaestus_staleness_oldest_updates'] == '30'
-  assert 'hephaestus_table_worker_time{table="frontier",state="sleeping"}' in numbers
-  assert all(np.isfinite(float(value)) for value in numbers.values())
-  shutil.rmtree(nodes.folder)
-  assert fetch(exporter) == (200, 'hephaestus_up 0\n')
-
-
-def test_exporter_serves_only_loopback(exporter, nodes, capsys):
-  assert exporter.server_address[0] == '127.0.0.1'
-  assert fetch(exporter, host='evil.example')[0] == 403
-  assert fetch(exporter, path='/')[0] == 404
-  assert inspect(nodes.folder, '--prometheus', exporter.server_port) == 2
-  assert 'cannot be used (Address already in use)' in capsys.readouterr().err
-  for arguments, key in (
-    (['--prometheus', 70000], '--prometheus 70000: '), (['--prometheus', 0, '--json'], '--prometheus: '),
+@pytest.mark.parametrize(
+  ('options', 'key'),
+  [
     (['--watch', 0], '--watch 0: '),
-  ):  # fmt: skip
-    assert inspect(nodes.folder, *arguments) == 2
-    assert key in capsys.readouterr().err
-  assert inspect(nodes.folder / 'gone', '--watch') == 2
+    (['--watch', 1, '--check'], '--watch: '),
+    (['--sample', 0], '--sample 0: '),
+  ],
+)
+def test_impossible_options_are_refused(nodes, capsys, options, key):
+  assert inspect(nodes.folder, *options) == 2
+  assert key in capsys.readouterr().err
+
+
+def test_target_that_is_no_run_is_refused(tmp_path, capsys):
+  assert inspect(tmp_path / 'gone', '--watch') == 2
   assert 'is neither the folder of a run nor HOST:PORT' in capsys.readouterr().err
