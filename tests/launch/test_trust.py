@@ -83,7 +83,7 @@ COMMANDS = {
   'config of a file': ['config', '--config'],
   'from': ['train', '--from'],
   'evaluate': ['evaluate'],
-  'evaluate at random': ['evaluate', '--random'],
+  'evaluate at random': ['evaluate', '--actions=random'],
   'watch': ['watch'],
   'export': ['export', '--out', 'out'],
   'doctor': ['doctor'],
@@ -122,7 +122,7 @@ def test_trust_or_a_name_on_the_command_line_imports_it(evil, stranger, capsys):
   with contextlib.suppress(OSError):
     evil.unlink()
   assert run('config', '--run', folder, '--env', 'evil:Trap') == 0
-  assert run('evaluate', folder, '--episodes', 1, '--random', '--trust') == 0
+  assert run('evaluate', folder, '--episodes', 1, '--actions', 'random', '--trust') == 0
   assert evil.exists()
   assert hephaestus.load(stranger('again', **ENVIRONMENT), trust=True).environment is not None
   assert capsys.readouterr().err == ''

@@ -116,8 +116,6 @@ def test_run_ends_resumes_and_is_evaluated(finished, train, tmp_path, capsys):
   assert run('evaluate', folder, '--checkpoint', 6) == 2
   message = '--checkpoint 6: is not the update of a checkpoint, nor best; there are 5, 8'
   assert message in capsys.readouterr().err
-  assert run('evaluate', folder, '--random', '--actions', 'greedy') == 2
-  assert '--random: is one of --actions' in capsys.readouterr().err
 
   wider = ['--steps', 1200, '--reset-moments', '--set', 'actor.num_envs=32']
   assert train(*wider) == 0

@@ -161,8 +161,5 @@ def test_profile_reports_traces_of_learner_and_actor(finished):
 @pytest.mark.timeout(600)
 def test_finished_run_is_checked_and_evaluated(finished, hephaestus):
   assert 'nothing is wrong' in hephaestus('inspect', finished.folder, '--check')
-  video = finished.folder / 'video.gif'
-  options = ('--episodes', 8, '--json', '--video', video)
-  result = json.loads(hephaestus('evaluate', finished.folder, *options))
+  result = json.loads(hephaestus('evaluate', finished.folder, '--episodes', 8, '--json'))
   assert result['learner_step'] == finished.rows('evaluator')[-1]['learner_step']
-  assert video.stat().st_size > 0
