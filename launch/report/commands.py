@@ -59,9 +59,6 @@ def add(commands: Any) -> None:
       'config differences in one file')  # fmt: skip
   add('--x', choices=['environment_step', 'learner_step', 'minutes'], default='environment_step',
       help='default: environment_step; minutes count from the first metrics, without pauses')  # fmt: skip
-  add('--label', nargs='+', action='append', default=[], metavar=('NAME', 'RUN'),
-      help='name a curve and its runs, which may differ in any key; may be repeated, as in --label '
-      'small runs/small-* --label large runs/large-*')  # fmt: skip
   report.set_defaults(call=_report)
   for each in (evaluate, watch, dashboard, report):
     flags.add_trust_flag(each)
@@ -150,13 +147,7 @@ def _report(arguments: argparse.Namespace) -> int:
   flags.leave_accelerators()
   from hephaestus.launch.report import page
 
-  given: list[tuple[pathlib.Path, str | None]] = []
-  for name, *runs in arguments.label:
-    if not runs:
-      raise ValueError(f'--label {name}: give the runs as well, as in --label NAME RUN RUN')
-    given += [(pathlib.Path(run), name) for run in runs]
-  given += [(run, None) for run in arguments.runs]
-  lines, remarks = page.report(given, out=arguments.out, x=arguments.x)
+  lines, remarks = page.report(arguments.runs, out=arguments.out, x=arguments.x)
   print('\n'.join(lines))
   for remark in remarks:
     print(f'hephaestus report: {remark}', file=sys.stderr)

@@ -31,7 +31,7 @@ class Dashboard:
 
   def __init__(self, folders: Sequence[pathlib.Path]):
     """Reads the configs of runs, finished or running, and no metrics yet; ValueError if there is no run."""
-    self._groups, self.left_out = groups_lib.read((folder, None) for folder in folders)
+    self._groups, self.left_out = groups_lib.read(folders)
     self._histories = [run for group in self._groups for run in group.runs]
     self._lock = threading.Lock()
     self._drawn: dict[tuple[str, int], tuple[list[int], dict[str, Any]]] = {}

@@ -21,7 +21,7 @@ POLICY = (
 
 
 def report(
-  given: Sequence[tuple[pathlib.Path, str | None]],
+  folders: Sequence[pathlib.Path],
   *,
   out: pathlib.Path | None = None,
   x: str = 'environment_step',
@@ -29,7 +29,7 @@ def report(
   """Compares runs, finished or running, by their last scores and on a page.
 
   Args:
-    given: as of `groups.read`.
+    folders: folders of the runs.
     out: folder for report.html, the page without a server, made if it does not exist; None for no page.
     x: the x-axis, one of history.X_AXES.
 
@@ -37,12 +37,12 @@ def report(
     A line on the score of each curve, or its return if there is none; and remarks on what is left out, damaged or written.
 
   Raises:
-    ValueError: there is nothing to show, two curves have the same label, a package of the extra `report`
+    ValueError: there is nothing to show, a package of the extra `report`
       is not installed, or the folder cannot be written to.
   """
   if out is not None:
     server.check_packages('report', 'uplot')
-  groups, remarks = groups_lib.read(given, whole=True)
+  groups, remarks = groups_lib.read(folders, whole=True)
   remarks += [f'{run.folder}: {run.damage}' for group in groups for run in group.runs if run.damage]
   curves = [panels.drawn(group.runs, x) for group in groups]
   if out is not None:

@@ -47,7 +47,7 @@ def run(*arguments):
 
 def sizes(folders):
   """{label: number of runs} of the groups of some runs."""
-  found, _ = groups.read((folder, None) for folder in folders)
+  found, _ = groups.read(folders)
   return {group.label: len(group.runs) for group in found}
 
 
@@ -98,20 +98,6 @@ def test_seeds_are_compared_by_their_last_common_values(tmp_path, capsys):
   assert 'evaluator/normalised_score 1 at 20 updates' in capsys.readouterr().out
 
 
-def test_label_groups_runs_into_one_curve(tmp_path, capsys):
-  names = {'a': 1e-3, 'b': 3e-4, 'c': 1e-4}
-  a, b, c = (
-    write_run(tmp_path / name, POINTS, f'learner.learning_rate={rate}')
-    for name, rate in names.items()
-  )
-  assert run(a, b, c, '--label', 'fast', a, b) == 0
-  shown = capsys.readouterr().out
-  assert 'fast (2 seeds)' in shown and 'ppo (1 seed)' in shown
-  for labels in (['--label', 'fast'], [c, '--label', 'ppo', a, b]):
-    assert run(*labels) == 2
-    assert f'--label {labels[labels.index("--label") + 1]}: ' in capsys.readouterr().err
-
-
 def test_unreadable_runs_are_left_out_by_name(tmp_path, capsys):
   good = write_run(tmp_path / 'good', POINTS)
   with open(good / 'metrics' / 'evaluator.jsonl', 'ab') as file:
@@ -127,13 +113,14 @@ def test_unreadable_runs_are_left_out_by_name(tmp_path, capsys):
   assert 'no runs are given' in capsys.readouterr().err
 
 
-def test_page_has_the_curves_of_labelled_runs(tmp_path, capsys):
-  folders = [write_run(tmp_path / f'{seed}', POINTS, f'seed={seed}') for seed in range(2)]
+def test_page_has_the_curves_of_its_runs_and_escapes_their_names(tmp_path, capsys):
+  folders = [
+    write_run(tmp_path / f'a <script> {seed}', POINTS, f'seed={seed}') for seed in range(2)
+  ]
   out = tmp_path / 'new' / 'out'
-  label = ['--label', 'a <script> b', *folders]
-  assert run(*label, '--out', out) == 0
+  assert run(*folders, '--out', out) == 0
   made = stored(out / 'report.html')
-  assert 'a <script> b' not in (out / 'report.html').read_text()
+  assert 'a <script> 0' not in (out / 'report.html').read_text()
   curve = made['curves']['groups'][0]['evaluator/normalised_score']
   assert curve['mean'] == [0, 1] and len(curve['seeds']) == 2
   (tmp_path / 'file').write_text('')
