@@ -90,17 +90,11 @@ def test_inspect_reports_running_run(running, hephaestus):
 
 
 @pytest.mark.timeout(600)
-def test_killed_actor_and_evaluator_restart(running):
-  running.kill('evaluator', 'actor-0')
-  acted = running.step('actor-0', 'environment_step')
-  running.wait_for(lambda: running.step('actor-0', 'environment_step') > acted + 50, 'acting again')
-
-
-@pytest.mark.timeout(600)
-def test_killed_learner_resumes_from_its_checkpoint(running):
-  running.kill('learner')
-  learned = running.step()
+def test_killed_learner_actor_and_evaluator_resume(running):
+  running.kill('learner', 'actor-0', 'evaluator')
+  learned, acted = running.step(), running.step('actor-0', 'environment_step')
   running.wait_for(lambda: running.step() > learned + 20, 'learning again')
+  running.wait_for(lambda: running.step('actor-0', 'environment_step') > acted + 50, 'acting again')
   assert runs.resumed_at(running.folder / 'logs' / 'learner.log')[-1] > 0
 
 
