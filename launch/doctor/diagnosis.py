@@ -104,11 +104,10 @@ def of_replay(
       report = live.inspect(str(folder))
     except ConnectionError:  # its server is busy, or just starting
       return checks
-  for each in config.replay.strata:
-    size = report.tables[each.name]['size']
-    median = report.ages.get(each.name, {}).get('median')
+  for name in (each.name for each in config.replay.strata if each.name in report.tables):
+    median = report.ages.get(name, {}).get('median')
     checks += [
-      check_lib.judge(REPLAY, f'sequences of stratum {each.name}', size),
-      check_lib.judge(REPLAY, f'median age of {each.name}, updates', median),
+      check_lib.judge(REPLAY, f'sequences of stratum {name}', report.tables[name]['size']),
+      check_lib.judge(REPLAY, f'median age of {name}, updates', median),
     ]
   return checks

@@ -242,10 +242,10 @@ def _of_nodes(run: Run, shards: list[dict[str, Any]]) -> dict[str, Any]:
   rows = [run.last(path.stem) for path in files]
   versions = [v for row in rows if (v := row.get('parameter_version')) is not None]
   ages = {}
-  for stratum in run.config.replay.strata:  # of what the learner has sampled lately
-    age = {key: learner.get(f'replay/{stratum.name}/age/{key}') for key in inspector.QUANTILES}
+  for each in run.config.replay.strata:  # of what the learner has sampled lately
+    age = {key: learner.get(f'replay/{each.name}/age/{key}') for key in inspector.QUANTILES}
     if None not in age.values():
-      ages[stratum.name] = age
+      ages[each.name] = age
   staleness = {}
   if versions and (updates := learner.get('learner_step')) is not None:
     staleness = {
