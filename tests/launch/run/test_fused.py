@@ -123,8 +123,6 @@ def test_run_ends_resumes_and_is_evaluated(finished, train, tmp_path, capsys):
 
   assert run('inspect', folder) == 2
   assert 'without a replay' in capsys.readouterr().err
-  assert train('--no-fused') == 2
-  assert 'learner.fused: the folder has True, you gave False' in capsys.readouterr().err
   assert train('--agent', 'dreamer') == 2
   assert '--agent: the folder has ppo, you gave dreamer' in capsys.readouterr().err
   assert train('--set', 'agent.hidden_size=8') == 2
