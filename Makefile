@@ -61,10 +61,9 @@ CORE_PYTHON ?= 3.12
 # Otherwise pyenv, if it is installed, shows only the version of .python-version.
 WITH_CORE := PYENV_VERSION=$(CORE_PYTHON)
 # These test the differences there: no Reverb, replay in device memory, another JAX, which compiles a
-# fused run of each agent, and another gymnax; and the extra `onnx`.
+# fused run of each agent, and another gymnax.
 CORE_TESTS := $(addprefix tests/,launch/run/test_without_distributed.py \
-  learner/test_fused.py::test_stopped_run_resumes_bitwise launch/interface/test_onnx.py \
-  replay/test_buffer.py \
+  learner/test_fused.py::test_stopped_run_resumes_bitwise replay/test_buffer.py \
   $(foreach test,truncation_keeps_discount_one step_may_be_traced_again, \
     actors/environments/test_contract.py::test_$(test)[gymnax/CartPole-v1]))
 
@@ -94,7 +93,7 @@ $(VENV)/.synced-%: pyproject.toml uv.lock | $(UV)
 	@: > $@
 
 $(CORE)/.synced: pyproject.toml uv.lock | $(UV)
-	$(WITH_CORE) UV_PROJECT_ENVIRONMENT=$(CORE) $(UV) sync --frozen --python $(CORE_PYTHON) --group core --extra onnx
+	$(WITH_CORE) UV_PROJECT_ENVIRONMENT=$(CORE) $(UV) sync --frozen --python $(CORE_PYTHON) --group core
 	@: > $@
 
 $(UV):

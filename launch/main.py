@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run_aloud(arguments: argparse.Namespace) -> int:
   """Runs a parsed command after a line on stderr, since its imports take seconds, on a slow disk many."""
-  prints_data = arguments.command in ('config', 'manifests') or getattr(arguments, 'json', False)
+  prints_data = arguments.command == 'config' or getattr(arguments, 'json', False)
   if not prints_data or sys.stdout.isatty():
     flags.say_import(f'hephaestus {arguments.command}')
   return run(arguments)

@@ -53,7 +53,7 @@ def train(request: request_lib.TrainRequest, seeds: Sequence[int], at_a_time: in
       say(f'stopped with {left} runs left; resume them by the same command with --run {parent}')
       return code
   try:
-    lines, remarks = page.report([(run.folder, None) for run in runs])
+    lines, remarks = page.report([run.folder for run in runs])
   except ValueError as error:
     lines, remarks, code = [], [str(error)], 1
   print(*lines, sep='\n')

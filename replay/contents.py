@@ -34,7 +34,6 @@ class Item(NamedTuple):
     key: Reverb's key of the reference.
     chunks: keys of the chunks that hold the sequence's data, one per column. Items of several tables
       have equal keys where they share the stored sequence.
-    times_sampled: number of samples from this table.
     inserted: time of the insert, unix seconds.
     writer: ID of the stream in which it was written, one for each connection of an actor.
     position: position in that stream, from 0.
@@ -42,7 +41,6 @@ class Item(NamedTuple):
 
   key: int
   chunks: tuple[int, ...]
-  times_sampled: int
   inserted: float
   writer: int
   position: int
@@ -137,9 +135,7 @@ class Contents:
       columns = self._columns[item.key] = item.flat_trajectory.columns
       keys = tuple(piece.chunk_key for column in columns for piece in column.chunk_slices)
       inserted = item.inserted_at.ToNanoseconds() * 1e-9
-      self.items[item.table].append(
-        Item(item.key, keys, item.times_sampled, inserted, *ranges[keys[0]])
-      )
+      self.items[item.table].append(Item(item.key, keys, inserted, *ranges[keys[0]]))
 
   def read(self, table: str) -> Iterator[tuple[Item, list[np.ndarray]]]:
     """Yields each item of a table, the oldest first, with the columns of its sequence, [1, ...] each."""

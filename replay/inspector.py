@@ -5,7 +5,6 @@ A sample would count as one of the learner's, and move the rate limiter.
 
 from __future__ import annotations
 
-import itertools
 import math
 import socket
 import time
@@ -288,36 +287,6 @@ def quantiles(values: np.ndarray) -> dict[str, float] | None:
     return None
   found = np.quantile(values, list(QUANTILES.values()))
   return dict(zip(QUANTILES, found.tolist(), strict=True))
-
-
-def pooled(each: np.ndarray, counts: np.ndarray) -> dict[str, float] | None:
-  """The `QUANTILES` of the union of several samples, estimated from the quantiles of each.
-
-  Each value of a sample is taken to equal the sample's quantile of the nearest level. So the lowest
-  and the highest are exact, equal samples give their own quantiles, and each result is a quantile
-  of one of the samples.
-
-  Args:
-    each: [N, Q] the `QUANTILES` of each sample.
-    counts: [N] number of values of each sample.
-
-  Returns:
-    The quantiles by name; None without a sample.
-  """
-  if not len(each):
-    return None
-  lowest, highest = float(each[:, 0].min()), float(each[:, -1].max())
-  if len(each) > 1000:  # then as many at even distances
-    some = np.linspace(0, len(each) - 1, 1000).astype(int)
-    each, counts = each[some], counts[some]
-  levels = list(QUANTILES.values())
-  edges = [0.0, *((low + high) / 2 for low, high in itertools.pairwise(levels)), 1.0]
-  values = each.ravel()
-  order = np.argsort(values)
-  below = np.cumsum(np.outer(counts, np.diff(edges)).ravel()[order])
-  at = np.searchsorted(below, np.array(levels) * below[-1]).clip(0, len(order) - 1)
-  found = values[order[at]].tolist()
-  return dict(zip(QUANTILES, [lowest, *found[1:-1], highest], strict=True))
 
 
 def _known(values: list[Any]) -> list[Any]:

@@ -16,6 +16,7 @@ def shown(notebook):
   return {kind for output in outputs for kind in output.get('data', ())}
 
 
+@pytest.mark.slow
 def test_notebook_trains_acts_and_shows_curves_and_video(tmp_path, monkeypatch):
   monkeypatch.delenv('XLA_FLAGS', raising=False)  # one device, as a reader has
   notebook = nbformat.read(NOTEBOOK, as_version=4)

@@ -1,1 +1,1 @@
-"""One run over several hosts: ssh, gcloud and Kubernetes."""
+"""One run over several hosts: ssh and gcloud."""

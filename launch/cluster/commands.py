@@ -1,4 +1,4 @@
-"""The commands `launch`, `node` and `manifests`: a run on several hosts."""
+"""The commands `launch` and `node`: a run on several hosts."""
 
 import argparse
 import contextlib
@@ -20,15 +20,14 @@ if TYPE_CHECKING:
 
 ONE_PROCESS = 'train in one process with `hephaestus train --fused`'
 GIVEN = ('preset', 'cognition', 'env', 'agent', 'steps', 'seed', 'set')  # which make a config
-HOSTS_HELP = 'a hosts file; see docs/hosts.md'
 
 
 def add(commands: Any) -> None:
-  """Adds the commands `launch`, `node` and `manifests` to the command line's sub-parsers."""
+  """Adds the commands `launch` and `node` to the command line's sub-parsers."""
   launch = commands.add_parser(
     'launch', allow_abbrev=False, help='train on several hosts, over ssh or gcloud'
   )
-  launch.add_argument('hosts', metavar='HOSTS', help=HOSTS_HELP)
+  launch.add_argument('hosts', metavar='HOSTS', help='a hosts file; see docs/hosts.md')
   launch.add_argument(
     '--dry-run', action='store_true', help='print the commands that would start each host'
   )
@@ -43,31 +42,9 @@ def add(commands: Any) -> None:
       help='above 0, the same on all hosts, another at each launch (default: the steps of the run)')  # fmt: skip
   add('--config', type=pathlib.Path, metavar='FILE',
       help='config.yaml of the run, in place of the flags that make one')  # fmt: skip
-  add('--stay', action='store_true',
-      help='on a host with only replay: keep serving when the run is over, until stopped')  # fmt: skip
   node.set_defaults(call=_node)
-  manifests = commands.add_parser(
-    'manifests', allow_abbrev=False, help='write the Kubernetes manifests of a run on several hosts'
-  )
-  add = manifests.add_argument
-  add('hosts', metavar='HOSTS', help=HOSTS_HELP)
-  add('--kubernetes', action='store_true', required=True, help='the only engine so far')
-  add('--out', type=pathlib.Path, metavar='FILE', help='default: stdout')
-  add('--name', default='hephaestus',
-      help='of the run in the cluster, with which names of objects begin (default: hephaestus)')  # fmt: skip
-  add('--namespace', help="Kubernetes namespace of all objects (default: kubectl's)")
-  add('--image', help='built from the Dockerfile (default: hephaestus:VERSION)')
-  add('--gpus', type=int, default=0, help='GPUs (nvidia.com/gpu) of each learner pod')
-  add('--tpu', metavar='TYPE', help='of the learner, as GKE names it: tpu-v4-podslice')
-  add('--topology', metavar='AxBxC', help='of that TPU, such as 2x2x4')
-  add('--storage-class', metavar='NAME', help="of all volumes (default: the cluster's own)")
-  add('--resources', nargs='+', action='extend', default=[], metavar='ROLE.KIND=QUANTITY',
-      help='of each pod, such as learner.cpu=8 actors.memory=4Gi replay.storage=200Gi')  # fmt: skip
-  add('--launch-id', type=int, metavar='N', help='as of node')
-  manifests.set_defaults(call=_manifests)
   for parser in (launch, node):
     request_lib.add(parser, *request_lib.SHARED, 'profile')
-  request_lib.add(manifests, *request_lib.SHARED)
 
 
 def _make_shared_config(
@@ -146,7 +123,6 @@ def _say(line: str) -> None:
 def _node(arguments: argparse.Namespace) -> int:
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.agents import machine
-  from hephaestus.launch.run import parts as parts_lib
   from hephaestus.launch.run import preflight
 
   validation.check_distributed('several hosts', ONE_PROCESS)
@@ -169,10 +145,6 @@ def _node(arguments: argparse.Namespace) -> int:
       config = _make_shared_config(request, hosts)
       launch_id = _launch_id(arguments.launch_id, config)
     host = hosts.find(arguments.host)
-    if arguments.stay and parts_lib.ENDING not in hosts.nodes(host):
-      raise ValueError(
-        f'--stay: is for a host with only replay, and {host.name} has more; leave it out'
-      )
     if host.learner:
       machine.check(config, machine.find())
     budget = validation.check_budget(config)
@@ -183,7 +155,7 @@ def _node(arguments: argparse.Namespace) -> int:
     print(f'run folder: {folder}', budget, *remarks, sep='\n', flush=True)
     return node.run(
       hosts, host, config, folder, forks,
-      launch_id=launch_id, attached=attached, stays=arguments.stay, profile=span,
+      launch_id=launch_id, attached=attached, profile=span,
     )  # fmt: skip
 
 
@@ -202,23 +174,3 @@ def _launch_id(given: int | None, config: 'launch_config.ExperimentConfig') -> i
   if given is not None and given < 1:
     raise ValueError(f'--launch-id {given}: must be at least 1')
   return given or config.max_environment_steps
-
-
-def _manifests(arguments: argparse.Namespace) -> int:
-  from hephaestus.launch.cluster import hosts as hosts_lib
-  from hephaestus.launch.cluster import kubernetes
-  from hephaestus.launch.run import preflight
-
-  hosts = hosts_lib.load(pathlib.Path(arguments.hosts))
-  with contextlib.redirect_stdout(sys.stderr):  # stdout is for the manifests
-    config = _make_shared_config(request_lib.of(arguments, fused=False), hosts)
-  _launch_id(arguments.launch_id, config)  # raises the errors that the pods would raise
-  preflight.check_environment(config)
-  options = kubernetes.make.__kwdefaults__ or {}  # whose names are those of the flags
-  given = {name: getattr(arguments, name) for name in options}
-  text = kubernetes.to_yaml(kubernetes.make(hosts, config, **given))
-  if arguments.out is None:
-    print(text, end='')
-  else:
-    arguments.out.write_text(text)
-  return 0

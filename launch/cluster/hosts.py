@@ -18,7 +18,7 @@ For example, a slice of four TPU hosts and two CPU hosts, one of which keeps rep
 
 If several hosts have `replay`, each keeps one shard.
 
-A host has one of `ssh`, `gcloud` and `local: true` (this machine), or none where an orchestrator
+A host has one of `ssh`, `gcloud` and `local: true` (this machine), or none where something else
 starts `hephaestus node` on it. With `tunnel: true` it reaches replay through its ssh connection.
 """
 
@@ -29,7 +29,6 @@ import pathlib
 import re
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from omegaconf import OmegaConf
 
 if TYPE_CHECKING:  # its import takes seconds
@@ -89,7 +88,7 @@ class GCloud:
 class Host:
   """One host of a run: its nodes, and how it is reached, by at most one of `WAYS`.
 
-  The nodes of a host that is reached in no way are started by hand or by an orchestrator.
+  The nodes of a host that is reached in no way are started by hand or by a scheduler.
   """
 
   name: str
@@ -305,15 +304,3 @@ def _workers(host: Host) -> list[Host]:
     )
     for worker in range(host.gcloud.workers)
   ]
-
-
-def to_yaml(hosts: Hosts) -> str:
-  """Converts hosts to the text of a hosts file."""
-  defaults = {field.name: field.default for field in dataclasses.fields(Host)}
-  entries = {}
-  for host in hosts.hosts:
-    values = dataclasses.asdict(host)
-    entries[values.pop('name')] = {
-      key: value for key, value in values.items() if value != defaults[key]
-    }
-  return yaml.safe_dump({'hosts': entries}, sort_keys=False)

@@ -10,7 +10,6 @@ from hephaestus.launch.cluster import handshake
 from hephaestus.launch.cluster import hosts as hosts_lib
 from hephaestus.launch.processes import fork_server
 from hephaestus.launch.run import local
-from hephaestus.launch.run import parts as parts_lib
 from hephaestus.learner import profile as profile_lib
 
 
@@ -23,7 +22,6 @@ def run(
   *,
   launch_id: int,
   attached: bool,
-  stays: bool,
   profile: profile_lib.Span | None,
 ) -> int:
   """Runs a host's nodes under the supervisor until the run is over, interrupted or failed.
@@ -32,14 +30,13 @@ def run(
     folder: run folder on this host, made by `folder.open_run`.
     launch_id: number of this launch, the same on all hosts, as is the config.
     attached: whether heartbeats arrive through stdin; the nodes stop when the heartbeats do.
-    stays: whether replay keeps serving after the run until it is stopped.
 
   Returns:
     The exit code of `local.train`, with two exceptions. It is 1 if the reader of stdout is gone. It is
     0 in place of `local.STOPPED`, unless a signal on this host stopped the nodes while heartbeats
     arrived: then `launch` must see that the run is not over.
   """
-  nodes = [name for name in hosts.nodes(host) if not (stays and name == parts_lib.ENDING)]
+  nodes = hosts.nodes(host)
   addresses = hosts.replay_addresses(host)
   where = ', '.join(addresses)
   print(f'up: {", ".join(nodes)}; replay at {where}', flush=True)

@@ -13,8 +13,6 @@ from hephaestus.launch.bench import dreams
 from hephaestus.launch.doctor import agent as agent_checks
 from hephaestus.launch.doctor import check as check_lib
 from hephaestus.launch.doctor import environment as environment_checks
-from hephaestus.launch.files import folder as folder_lib
-from hephaestus.launch.files import metrics
 from hephaestus.launch.inspect import live
 from hephaestus.launch.interface import policy as policy_lib
 from hephaestus.launch.run import validation
@@ -40,8 +38,7 @@ def of_run(
 ) -> list[check_lib.Check]:
   """Checks a run, which may still be training, and its environment.
 
-  Plays at least `num_steps` environment steps with the random policy and as many with the agent. Writes the
-  checks to doctor.json in the run's folder, from where the dashboard shows them.
+  Plays at least `num_steps` environment steps with the random policy and as many with the agent.
 
   Raises:
     ValueError: it is not a run, has no such checkpoint or none of its replay, has damaged metrics, or
@@ -67,14 +64,6 @@ def of_run(
     checks += agent_checks.of_dreams(dreams.compare(policy, num_steps=num_steps, seed=seed))
   if not config.record.on_policy:
     checks += of_replay(folder, config)
-  rows = {
-    'learner_step': policy.learner_step,
-    'findings': [check_lib.text(each) for each in check_lib.findings(checks)],
-    'checks': [each._asdict() for each in checks],
-  }
-  written = folder / f'{folder_lib.DIAGNOSIS}.part'  # the page may read the other meanwhile
-  written.write_text(metrics.to_json(rows) + '\n')
-  written.replace(folder / folder_lib.DIAGNOSIS)
   return checks
 
 
@@ -115,10 +104,10 @@ def of_replay(
       report = live.inspect(str(folder))
     except ConnectionError:  # its server is busy, or just starting
       return checks
-  for name, stratum in report.strata.items():
-    median = (stratum.age_updates or {}).get('median')
+  for name in (each.name for each in config.replay.strata if each.name in report.tables):
+    median = report.ages.get(name, {}).get('median')
     checks += [
-      check_lib.judge(REPLAY, f'sequences of stratum {name}', stratum.sequences),
+      check_lib.judge(REPLAY, f'sequences of stratum {name}', report.tables[name]['size']),
       check_lib.judge(REPLAY, f'median age of {name}, updates', median),
     ]
   return checks

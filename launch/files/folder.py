@@ -17,7 +17,6 @@ from hephaestus.launch.files import metrics
 ADDRESS, CONFIG, LOCK = 'address', 'config.yaml', 'lock'
 INTERRUPTED = 130  # exit code after Ctrl-C, as of a shell: 128 + SIGINT
 STOPPING = 'stopping: saving the last checkpoint; a second Ctrl-C ends the run at once'
-DIAGNOSIS = 'doctor.json'  # newest report of `hephaestus doctor`
 COLLECTED = 'collected.json'  # sequences that each shard of replay has inserted, and those lost
 COUNTS = 'counts.jsonl'  # one row of the learner's newest counts, for the progress line
 WANDB = 'wandb'  # the library's own folder, in which it makes links; we read its *.id only

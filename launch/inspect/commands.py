@@ -1,10 +1,8 @@
 """`hephaestus inspect` and `environments`: reports on the replay of a run and on environments."""
 
 import argparse
-import contextlib
+import dataclasses
 import json
-import pathlib
-import sys
 import warnings
 from typing import Any
 
@@ -23,12 +21,6 @@ def add(commands: Any) -> None:
       help='repeat the report until Ctrl-C (default: every 5 seconds)')  # fmt: skip
   add('--check', action='store_true',
       help='check the newest checkpoint of replay; exit code 1 if it has faults')  # fmt: skip
-  add('--sample', type=int, metavar='N',
-      help='show N sequences of each stratum, from that checkpoint')  # fmt: skip
-  add('--gif', type=pathlib.Path, metavar='DIR',
-      help='write a GIF of the observations of each sample')  # fmt: skip
-  add('--prometheus', type=int, metavar='PORT',
-      help='serve metrics to Prometheus on the loopback interface; 0 for a free port')  # fmt: skip
   flags.add_trust_flag(inspect)
   inspect.set_defaults(call=_inspect)
 
@@ -44,77 +36,45 @@ def add(commands: Any) -> None:
 
 def _inspect(arguments: argparse.Namespace) -> int:
   flags.leave_accelerators()
-  target, period, port = arguments.target, arguments.watch, arguments.prometheus
-  reads_checkpoint = arguments.sample is not None or arguments.check
+  target, period = arguments.target, arguments.watch
   if period is not None and not period > 0:
     raise ValueError(f'--watch {period:g}: must be positive seconds')
-  if arguments.sample is not None and arguments.sample < 1:
-    raise ValueError(f'--sample {arguments.sample}: must be at least 1')
-  if period is not None and reads_checkpoint:
-    raise ValueError(
-      '--watch: reports on a live run; leave out --check and --sample, or call twice'
-    )
-  if port is not None and (period is not None or reads_checkpoint or arguments.json):
-    raise ValueError(
-      '--prometheus: cannot be combined with other options; leave them out, or call twice'
-    )
-  if arguments.gif is not None and arguments.sample is None:
-    raise ValueError(f'--gif {arguments.gif}: shows samples; add --sample N')
+  if period is not None and arguments.check:
+    raise ValueError('--watch: reports on a live run; leave out --check, or call twice')
   from hephaestus.launch.inspect import live
 
   # Refuses before imports that take seconds.
   run = live.find(target)
-  is_live = period is not None or port is not None
-  if run is not None and run.config.fused and (is_live or reads_checkpoint):
+  if run is not None and run.config.fused and (period is not None or arguments.check):
     raise ValueError(
       f'{target}: a fused run keeps its replay in its checkpoints; leave out all options but --json'
     )
-  if reads_checkpoint:
-    return _inspect_stored(arguments)
+  if arguments.check:
+    return _check(target, arguments.json)
   from hephaestus.launch.files import metrics
-  from hephaestus.launch.inspect import prometheus, terminal
+  from hephaestus.launch.inspect import terminal
 
   if period is not None:
     terminal.watch(target, period, as_json=arguments.json)
-  elif port is not None:
-    with prometheus.make_exporter(target, port) as exporter:
-      print(f'http://127.0.0.1:{exporter.server_port}/metrics, Ctrl-C to stop', flush=True)
-      with contextlib.suppress(KeyboardInterrupt):
-        exporter.serve_forever()
   else:
     report = live.inspect(target)
     print(metrics.to_json(report.to_json())) if arguments.json else terminal.show(report)
   return 0
 
 
-def _inspect_stored(arguments: argparse.Namespace) -> int:
-  """Reports on the newest checkpoint; returns 1 if `--check` finds a fault."""
+def _check(target: str, as_json: bool) -> int:
+  """Reports on the newest checkpoint; returns 1 if it has a fault."""
   from hephaestus.launch.files import metrics
-  from hephaestus.launch.inspect import live, stored, terminal
+  from hephaestus.launch.inspect import stored
 
-  found = stored.read(arguments.target, arguments.sample or 0)
-  videos = [] if arguments.gif is None else stored.write_videos(found, arguments.gif)
-  exit_code = int(arguments.check and bool(found.violations))
-  report = None
-  if arguments.json or arguments.sample is not None:
-    with contextlib.suppress(ConnectionError):  # the checkpoint can be read without a server
-      report = live.inspect(arguments.target)
-  if arguments.json:
-    print(metrics.to_json(({} if report is None else report.to_json()) | found.to_json()))
-    return exit_code
-  if arguments.sample is not None:
-    if report is not None:
-      terminal.show(report)
-    stored.show(arguments.target, found)
-    if not found.samples and not arguments.check:
-      for violation in found.violations:  # why none could be read
-        print(violation, file=sys.stderr)
-  if arguments.gif is not None:
-    print(f'\n{arguments.gif}: {len(videos)} videos')
-  if arguments.check:
-    checked = f'{found.sequences:,} sequences of its newest checkpoint'
-    print('\n'.join(found.violations) or f'{arguments.target}: nothing is wrong with {checked}')
-  return exit_code
+  found = stored.read(target)
+  checked = f'{found.sequences:,} sequences of its newest checkpoint'
+  print(
+    metrics.to_json(dataclasses.asdict(found))
+    if as_json
+    else '\n'.join(found.violations) or f'{target}: nothing is wrong with {checked}'
+  )
+  return int(bool(found.violations))
 
 
 def _environments(arguments: argparse.Namespace) -> int:

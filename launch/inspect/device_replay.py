@@ -28,19 +28,13 @@ def report(
   fields = buffer_lib.Saved(
     config.replay, inserted, stored.storage.version, restored.step, config.batch_size
   ).poll()
+  fields['ages'] = {name: age for name, age in fields['ages'].items() if age is not None}
   num_steps = config.steps_per_sequence
   for row in fields['tables'].values():
     row['steps'] = row['size'] * num_steps
-  strata = live.strata_of(
-    {name: row['size'] for name, row in fields['tables'].items()},
-    fields.pop('ages'),
-    learner_step=restored.step,
-    num_steps=num_steps,
-  )
   return live.Report(
     time=time.time(),
     running=False,
-    strata=strata,
     warnings=warnings,
     environment_step=inserted * num_steps,
     checkpoint={

@@ -1,11 +1,11 @@
-"""Reports on the replay of a run, live or as last known, which every view shows: its strata, rates and bottleneck."""
+"""Reports on the replay of a run, live or as last known: its tables, rates and bottleneck."""
 
 import dataclasses
 import itertools
 import pathlib
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
@@ -13,36 +13,16 @@ import numpy as np
 
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
-from hephaestus.launch.files import history, metrics
+from hephaestus.launch.files import metrics
 from hephaestus.launch.run import validation
 from hephaestus.learner import advice
-from hephaestus.replay import inspector, tables
+from hephaestus.replay import inspector
 
 MINUTE = 60.0  # seconds over which waiting is averaged
 
 
 Quantiles = dict[str, float]
 """A distribution, by the keys of `inspector.QUANTILES`."""
-# Labels of the distributions over the sequences of a stratum, by their field of `Stratum`.
-DISTRIBUTIONS = {
-  'version': 'acting version',
-  'age_updates': 'age, updates',
-  'age_steps': 'age, steps',
-  'episode_return': 'episode return',
-}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Stratum:
-  """The sequences of one stratum. Unknown distributions are None."""
-
-  sequences: int
-  version: Quantiles | None = None  # of the parameters that acted
-  age_updates: Quantiles | None = None  # updates before the newest version
-  age_steps: Quantiles | None = None  # environment steps collected since
-  episodes: int = 0  # that ended in them
-  episode_return: Quantiles | None = None
-  shared: float | None = None  # share that all other strata hold, too; None without any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,7 +48,8 @@ class Report:
   # Age of the actors' parameters in updates: 'newest_updates', 'oldest_updates'.
   staleness: dict[str, int] = dataclasses.field(default_factory=dict)
   warnings: list[str] = dataclasses.field(default_factory=list)  # see `advice.of_replay`
-  strata: dict[str, Stratum] = dataclasses.field(default_factory=dict)
+  # Ages in updates of the sequences of a stratum; missing if unknown.
+  ages: dict[str, Quantiles] = dataclasses.field(default_factory=dict)
   bottleneck: str | None = None  # sentence that names it
   # The one that it is made from, of a fused run: 'learner_step', number of 'sequences' and 'duplicates'.
   checkpoint: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -89,43 +70,10 @@ class Report:
       **self.checkpoint,
       'replay_ratio': self.replay_ratio['achieved'],
       'strata': {
-        name: {key: self.tables[name][key] for key in keys} | {'age': stratum.age_updates}
-        for name, stratum in self.strata.items()
+        name: {key: row[key] for key in keys} | {'age': self.ages.get(name)}
+        for name, row in self.tables.items()
       },
     }
-
-
-def strata_of(
-  sizes: Mapping[str, int],
-  ages: Mapping[str, Quantiles | None],
-  *,
-  learner_step: int,
-  num_steps: int | None,
-) -> dict[str, Stratum]:
-  """Statistics of strata that hold the newest sequences, without sampling any.
-
-  Every stratum drops its oldest sequences first. So its size gives their ages in steps, and the share
-  that other strata hold, too.
-
-  Args:
-    sizes: number of sequences of each stratum.
-    ages: quantiles of their ages in updates; None if unknown.
-    num_steps: environment steps of a sequence; None if unknown.
-  """
-  names = list(inspector.QUANTILES)
-  found = {}
-  for name, size in sizes.items():
-    versions, steps, of_stratum = None, None, ages[name]
-    if of_stratum is not None:  # the oldest sequence has the lowest version
-      opposite = zip(names, reversed(names), strict=True)
-      versions = {each: learner_step - of_stratum[other] for each, other in opposite}
-    if size and num_steps is not None:
-      steps = {each: at * (size - 1) * num_steps for each, at in inspector.QUANTILES.items()}
-    shared = min(sizes.values()) / size if size and len(sizes) > 1 else None
-    found[name] = Stratum(
-      sequences=size, version=versions, age_updates=of_stratum, age_steps=steps, shared=shared
-    )
-  return found
 
 
 class Run(NamedTuple):
@@ -169,22 +117,17 @@ class Inspection:
     address: HOST:PORT of the last report's server, or of all its shards, separated by commas.
   """
 
-  def __init__(
-    self, target: str, timeout_seconds: float = 4.0, *, read_seconds: float = float('inf')
-  ):
+  def __init__(self, target: str, timeout_seconds: float = 4.0):
     """Parses the target, see `find`, without calling the server yet.
 
     Args:
       target: a run's folder, or HOST:PORT of a replay server; numbers that come from metrics are then None.
       timeout_seconds: longest wait for an answer of the server.
-      read_seconds: longest time to read the actors' metrics in one report; the next report continues.
     """
     self.address = ''
     self._target = target
     self._run = find(target)
     self._timeout_seconds = timeout_seconds
-    self._read_seconds = read_seconds
-    self._actors: dict[pathlib.Path, history.File] = {}
     self._saved: tuple[int, Report] | None = None
     self._source: inspector.Inspector | None = None
     # Reverb crashes when Ctrl-C interrupts its call in the main thread.
@@ -206,11 +149,7 @@ class Inspection:
     if run is not None:
       fields |= _of_nodes(run, fields['shards'])
     report = Report(time=time.time(), address=self.address, **fields)
-    return dataclasses.replace(
-      report,
-      strata=self._strata(report),
-      bottleneck=_bottleneck(report) if report.running else None,
-    )
+    return dataclasses.replace(report, bottleneck=_bottleneck(report) if report.running else None)
 
   def _of_device(self, run: Run) -> Report:
     """Reports on the newest checkpoint of a fused run; reads it only if there is a newer one."""
@@ -244,50 +183,6 @@ class Inspection:
         command = folder_lib.resume_command(*run)
         reason = f'the run is not running, resume it with: {command}'
       raise ConnectionError(f'{error}; {reason}') from None
-
-  def _strata(self, report: Report) -> dict[str, Stratum]:
-    """Statistics of the strata, computed without sampling, which would move the rate limiter.
-
-    Versions are from the sequences that the learner sampled between its last two rows of metrics.
-    Returns are from the actors' metrics.
-    """
-    run = self._run
-    sizes = {name: row['size'] for name, row in report.tables.items() if name != tables.PARAMS}
-    if run is None:
-      return strata_of(sizes, dict.fromkeys(sizes), learner_step=0, num_steps=None)
-    learner, num_steps = run.last('learner'), run.config.steps_per_sequence
-    ages: dict[str, Any] = {}
-    for name, size in sizes.items():
-      of_stratum = {each: learner.get(f'replay/{name}/age/{each}') for each in inspector.QUANTILES}
-      ages[name] = of_stratum if size and None not in of_stratum.values() else None
-    strata = strata_of(
-      sizes, ages, learner_step=learner.get('learner_step') or 0, num_steps=num_steps
-    )
-    self._read_actors(run)
-    for name, size in sizes.items():
-      if size:
-        episodes, returns = self._returns((report.environment_step or 0) - size * num_steps)
-        strata[name] = dataclasses.replace(strata[name], episodes=episodes, episode_return=returns)
-    return strata
-
-  def _read_actors(self, run: Run) -> None:
-    deadline = time.monotonic() + self._read_seconds
-    for path in run.actor_files():
-      file = self._actors.setdefault(path, history.File(path))
-      while file.read():
-        if time.monotonic() >= deadline:
-          return
-
-  def _returns(self, start: float) -> tuple[int, dict[str, float] | None]:
-    """Number of the episodes that ended after environment step `start`, and quantiles of their returns."""
-    found, counts = [np.zeros((0, len(inspector.QUANTILES)))], [np.zeros(0)]
-    for file in self._actors.values():
-      written = [file.column(f'episode_return/{name}') for name in inspector.QUANTILES]
-      rows = np.isfinite(written).all(axis=0) & (file.column('environment_step') > start)
-      found.append(np.stack(written, axis=1)[rows])
-      counts.append(np.nan_to_num(file.column('episodes')[rows]))
-    count = np.concatenate(counts)
-    return int(count.sum()), inspector.pooled(np.concatenate(found), count)
 
 
 def inspect(target: str) -> Report:
@@ -346,6 +241,11 @@ def _of_nodes(run: Run, shards: list[dict[str, Any]]) -> dict[str, Any]:
     step = max(step, inserted + lost if known else 0)
   rows = [run.last(path.stem) for path in files]
   versions = [v for row in rows if (v := row.get('parameter_version')) is not None]
+  ages = {}
+  for each in run.config.replay.strata:  # of what the learner has sampled lately
+    age = {key: learner.get(f'replay/{each.name}/age/{key}') for key in inspector.QUANTILES}
+    if None not in age.values():
+      ages[each.name] = age
   staleness = {}
   if versions and (updates := learner.get('learner_step')) is not None:
     staleness = {
@@ -361,6 +261,7 @@ def _of_nodes(run: Run, shards: list[dict[str, Any]]) -> dict[str, Any]:
     ),
     'actors_throttled_fraction': _lately(files, 'throttled_fraction'),
     'staleness': staleness,
+    'ages': ages,
     'warnings': _warnings(run),
   }
 

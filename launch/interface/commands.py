@@ -1,4 +1,4 @@
-"""`hephaestus export`: writes the policy of a run into a folder or an ONNX file, for use in other programs."""
+"""`hephaestus export`: writes the policy of a run into a folder, for use in other programs."""
 
 import argparse
 import pathlib
@@ -11,15 +11,10 @@ from hephaestus.launch.run import flags
 def add(commands: Any) -> None:
   """Adds the command `export` to the parser."""
   export = commands.add_parser(
-    'export',
-    allow_abbrev=False,
-    help='write the policy of a run as safetensors and JSON, or as ONNX',
+    'export', allow_abbrev=False, help='write the policy of a run as safetensors and JSON'
   )
   report_commands.add_agent(export)
-  add = export.add_argument
-  add('--out', type=pathlib.Path, required=True, help='new folder for the policy, or ONNX file')
-  add('--format', choices=('safetensors', 'onnx'), default='safetensors',
-      help='onnx: one step as an ONNX file; needs the extra `onnx` (default: safetensors)')  # fmt: skip
+  export.add_argument('--out', type=pathlib.Path, required=True, help='new folder for the policy')
   flags.add_trust_flag(export)
   export.set_defaults(call=_export)
 
@@ -30,11 +25,8 @@ def _export(arguments: argparse.Namespace) -> int:
   places.check(arguments.run)  # before imports that take seconds
   from hephaestus.launch.interface import exported, policy
 
-  written = policy.export(
-    arguments.run, arguments.out, arguments.checkpoint, format=arguments.format
-  )
-  names = [exported.PARAMS, places.POLICY] if arguments.out.is_dir() else ['']
-  files = [arguments.out / name for name in names]
+  written = policy.export(arguments.run, arguments.out, arguments.checkpoint)
+  files = [arguments.out / name for name in (exported.PARAMS, places.POLICY)]
   sizes = ', '.join(f'{file.name} ({file.stat().st_size / 1e3:.0f} kB)' for file in files)
   print(f'{arguments.out}: update {written.learner_step:,}, {sizes}')
   return 0

@@ -235,7 +235,7 @@ def step(
   *,
   greedy: bool,
 ) -> tuple[jax.Array, State]:
-  """The function that `Policy.act` compiles; `key` may be noise [N, ...] instead, see `Agent.noise`.
+  """The function that `Policy.act` compiles.
 
   The `specs` of observation and action say from which numbers their choices count, see `start_of`.
   """
@@ -249,8 +249,7 @@ def step(
     discount=jnp.ones(first.shape, jnp.float32),
     observation=observation,
   )
-  if not isinstance(key, dict):
-    key = jax.random.fold_in(key, state.num_calls)
+  key = jax.random.fold_in(key, state.num_calls)
   memory, decision = agent.act(params, key, state.memory, timestep, greedy=greedy)
   action = decision.action[0] if one else decision.action
   return _shifted(specs[1], action, 1), State(
@@ -318,34 +317,21 @@ def export(
   out: str | os.PathLike[str],
   checkpoint: str | int | None = None,
   *,
-  format: str = 'safetensors',
   trust: bool = False,
 ) -> Policy:
-  """Exports the policy of a run to a folder that `load` can read, or to an ONNX file.
+  """Exports the policy of a run to a folder that `load` can read.
 
   Args:
     path: folder of the run.
-    out: new or empty folder, for `params.safetensors` and `policy.json`; or path of a new ONNX file, see
-      `onnx_file.write`.
+    out: new or empty folder, for `params.safetensors` and `policy.json`.
     checkpoint: learner step of a checkpoint, or 'best'; None for the newest.
-    format: 'safetensors' or 'onnx'.
     trust: as of `load`.
 
   Raises:
-    ValueError: as `load`; or `out` is not empty, or cannot be written to; or the policy cannot be
-      written in this format.
+    ValueError: as `load`; or `out` is not empty, or cannot be written to.
   """
-  if format not in ('safetensors', 'onnx'):
-    raise ValueError(f'format={format!r}: choose safetensors or onnx')
-  from hephaestus.launch.interface import onnx_file  # which imports this file
-
-  if format == 'onnx':
-    onnx_file.check_packages()  # loading takes seconds
   policy = load(path, checkpoint, trust=trust)
-  if format == 'onnx':
-    onnx_file.write(policy, pathlib.Path(out))
-  else:
-    exported_lib.write(policy.exported(policy.params), pathlib.Path(out))
+  exported_lib.write(policy.exported(policy.params), pathlib.Path(out))
   return policy
 
 

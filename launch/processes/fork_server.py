@@ -31,6 +31,7 @@ MALLOC = {
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MAX_REQUEST_BYTES = 1 << 16
 ADOPTION_SECONDS = 10.0
+ANSWER_SECONDS = 10.0  # after which the server counts as frozen
 
 
 class Forked(NamedTuple):
@@ -62,6 +63,7 @@ class ForkServer:
       _serve(theirs, parent_pid)  # a node leaves it by SystemExit, as programs end
     theirs.close()
     self._pid = pid
+    ours.settimeout(ANSWER_SECONDS)
     self._socket = ours
 
   def start(
@@ -77,18 +79,21 @@ class ForkServer:
       pipe: file descriptor to which it writes `+PID` and a newline before it runs.
 
     Raises:
-      OSError: the server is gone, or cannot fork.
+      OSError: the server is gone, cannot fork or does not answer; then it is closed.
     """
     request = {'name': name, 'command': list(command), 'environment': dict(environment)}
     # Meanwhile a grandchild whose parent has exited becomes a child of this process.
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
       socket.send_fds(self._socket, [json.dumps(request).encode()], [log, pipe])
-      reply = self._socket.recv(32)
+      reply = self._socket.recv(32).decode() or 'the fork server is gone'
+    except TimeoutError:
+      reply = f'the fork server has not answered for {self._socket.gettimeout():g} s'
     finally:
       LIBC.prctl(PR_SET_CHILD_SUBREAPER, 0)
     if not reply.isdigit():
-      raise OSError(f'{name} could not be forked: {reply.decode() or "the fork server is gone"}')
+      self.close()  # one that wakes up must not start the program, too
+      raise OSError(f'{name} could not be forked: {reply}')
     return Forked(int(reply))
 
   @staticmethod
@@ -97,9 +102,11 @@ class ForkServer:
     return len(command) > 1 and command[0] == sys.executable and command[1].endswith('.py')
 
   def close(self) -> None:
-    """Ends the server; the programs it has started continue."""
-    self._socket.close()
-    os.waitpid(self._pid, 0)
+    """Ends the server, also if it is frozen; the programs it has started continue."""
+    if self._socket.fileno() >= 0:
+      self._socket.close()
+      os.kill(self._pid, signal.SIGKILL)
+      os.waitpid(self._pid, 0)
 
 
 def accept_interrupts() -> None:

@@ -286,6 +286,7 @@ class Supervisor:
           process.name, process.command, process.environment, log.fileno(), self._guard_pipe
         )
       except OSError as error:
+        self._forks = None
         _note(log, f'{error}; starting it as a new program\n')
     return subprocess.Popen(
       process.command,

@@ -12,17 +12,13 @@ MOST_EPISODES = 1_000_000
 
 def add(commands: Any) -> None:
   """Adds the commands that show results of runs to the parser."""
-  greedy_help = 'greedy or sampled actions (default: as the run is evaluated)'
   evaluate = commands.add_parser('evaluate', allow_abbrev=False, help='score an agent')
   add_agent(evaluate)
   add = evaluate.add_argument
   add('--episodes', type=int, default=256)
-  add('--video', type=pathlib.Path, help='video of one episode, .gif or .mp4')
   add('--seed', type=int, default=0)
-  add('--random', action='store_true', help='score the random policy instead, as a baseline')
   add('--actions', nargs='+', choices=['greedy', 'sampled', 'random'],
-      help='one result for each of these (default: actions as the run is evaluated)')  # fmt: skip
-  add('--greedy', action=argparse.BooleanOptionalAction, help=greedy_help)
+      help='one result for each of these; random is a baseline (default: as the run is evaluated)')  # fmt: skip
   add('--json', action='store_true')
   evaluate.set_defaults(call=_evaluate)
 
@@ -35,7 +31,8 @@ def add(commands: Any) -> None:
   add('--output', type=pathlib.Path, help='write a video instead, .gif or .mp4')
   add('--dream', action='store_true',
       help="show the world model's prediction next to the episode")  # fmt: skip
-  add('--greedy', action=argparse.BooleanOptionalAction, help=greedy_help)
+  add('--greedy', action=argparse.BooleanOptionalAction,
+      help='greedy or sampled actions (default: as the run is evaluated)')  # fmt: skip
   watch.set_defaults(call=_watch)
 
   dashboard = commands.add_parser(
@@ -60,14 +57,8 @@ def add(commands: Any) -> None:
   add('--out', type=pathlib.Path,
       help='folder for report.html with curves, losses, intrinsic rewards, speed, nodes, videos and '
       'config differences in one file')  # fmt: skip
-  add('--metric', help='a key of metrics/*.jsonl, the only one to show (default: the score, or the '
-      'return if there is none)')  # fmt: skip
-  add('--node', choices=['evaluator', 'learner', 'actor'], help='default: any that has the metric')
   add('--x', choices=['environment_step', 'learner_step', 'minutes'], default='environment_step',
       help='default: environment_step; minutes count from the first metrics, without pauses')  # fmt: skip
-  add('--label', nargs='+', action='append', default=[], metavar=('NAME', 'RUN'),
-      help='name a curve and its runs, which may differ in any key; may be repeated, as in --label '
-      'small runs/small-* --label large runs/large-*')  # fmt: skip
   report.set_defaults(call=_report)
   for each in (evaluate, watch, dashboard, report):
     flags.add_trust_flag(each)
@@ -86,41 +77,27 @@ def add_agent(parser: argparse.ArgumentParser) -> None:
   )
 
 
-def _check(arguments: argparse.Namespace, flag: str, video: pathlib.Path | None) -> None:
+def _check(arguments: argparse.Namespace) -> None:
   """Raises ValueError, before imports that take seconds, for episodes that cannot be played."""
   from hephaestus.launch.interface import places
 
   if not 1 <= arguments.episodes <= MOST_EPISODES:
     raise ValueError(f'--episodes {arguments.episodes}: must be from 1 to {MOST_EPISODES:,}')
-  if video is not None and video.suffix not in ('.gif', '.mp4'):
-    raise ValueError(f'{flag} {video}: the name must end in .gif or .mp4')
   flags.check_seed(arguments.seed)
   places.check(arguments.run)
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
   flags.leave_accelerators()
-  if arguments.greedy is not None and (arguments.actions or arguments.random):
-    raise ValueError('--greedy: is one of --actions; leave out --actions and --random')
-  if arguments.actions and arguments.random:
-    raise ValueError('--random: is one of --actions; give one of the two options')
-  if len(arguments.actions or ()) > 1 and arguments.video is not None:
-    raise ValueError(f'--video {arguments.video}: shows one kind of --actions; give a single one')
-  _check(arguments, '--video', arguments.video)
+  _check(arguments)
   from hephaestus.launch.files import metrics
   from hephaestus.launch.report import play
 
-  for actions in arguments.actions or ['random' if arguments.random else None]:
+  for actions in arguments.actions or [None]:
     result = play.evaluate(
-      arguments.run,
-      arguments.episodes,
-      arguments.video,
-      arguments.seed,
-      at_random=actions == 'random',
-      greedy=arguments.greedy if actions is None else actions == 'greedy',
-      checkpoint=arguments.checkpoint,
+      arguments.run, arguments.episodes, arguments.seed, actions, arguments.checkpoint
     )
-    if arguments.actions:
+    if actions:
       result = {'actions': actions, **result}
     if arguments.json:
       print(metrics.to_json(result), flush=True)
@@ -137,7 +114,9 @@ def _watch(arguments: argparse.Namespace) -> int:
     raise ValueError(f'--fps {arguments.fps}: must be positive')
   if arguments.dream and arguments.output is None:
     raise ValueError('--dream: is a video; add --output FILE, .gif or .mp4')
-  _check(arguments, '--output', arguments.output)
+  if arguments.output is not None and arguments.output.suffix not in ('.gif', '.mp4'):
+    raise ValueError(f'--output {arguments.output}: the name must end in .gif or .mp4')
+  _check(arguments)
   try:
     from hephaestus.launch.interface import policy
     from hephaestus.launch.report import play
@@ -168,15 +147,7 @@ def _report(arguments: argparse.Namespace) -> int:
   flags.leave_accelerators()
   from hephaestus.launch.report import page
 
-  given: list[tuple[pathlib.Path, str | None]] = []
-  for name, *runs in arguments.label:
-    if not runs:
-      raise ValueError(f'--label {name}: give the runs as well, as in --label NAME RUN RUN')
-    given += [(pathlib.Path(run), name) for run in runs]
-  given += [(run, None) for run in arguments.runs]
-  lines, remarks = page.report(
-    given, out=arguments.out, metric=arguments.metric, node=arguments.node, x=arguments.x
-  )
+  lines, remarks = page.report(arguments.runs, out=arguments.out, x=arguments.x)
   print('\n'.join(lines))
   for remark in remarks:
     print(f'hephaestus report: {remark}', file=sys.stderr)

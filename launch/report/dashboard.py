@@ -11,20 +11,16 @@ import urllib.parse
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import history
 from hephaestus.launch.report import groups as groups_lib
 from hephaestus.launch.report import panels, server
 
 MOST_VIDEOS = 6  # newest videos of a run that are shown
 READ_SECONDS = 0.04  # longest time to read files per request; the page asks again for the rest
-POLL_SECONDS = 0.9  # least time between two calls of a replay server, for any number of open pages
 
 
 class Dashboard:
-  """Makes the answers of the page's server, from the runs' files and from reports on replay.
+  """Makes the answers of the page's server from the runs' files.
 
   Its methods may be called from several threads. A run is named by its index in the order of the groups;
   `len` is the number of runs.
@@ -35,11 +31,10 @@ class Dashboard:
 
   def __init__(self, folders: Sequence[pathlib.Path]):
     """Reads the configs of runs, finished or running, and no metrics yet; ValueError if there is no run."""
-    self._groups, self.left_out = groups_lib.read((folder, None) for folder in folders)
+    self._groups, self.left_out = groups_lib.read(folders)
     self._histories = [run for group in self._groups for run in group.runs]
     self._lock = threading.Lock()
     self._drawn: dict[tuple[str, int], tuple[list[int], dict[str, Any]]] = {}
-    self._reports = [_Reports(each.folder) for each in self._histories]
 
   def runs(self) -> dict[str, Any]:
     """Describes all runs, see `panels.overview`, with their 'x_axes' {KEY: label}."""
@@ -70,10 +65,6 @@ class Dashboard:
       groups = [self._draw(x, index) for index in range(len(self._groups))]
       charts = panels.charts(key for each in groups for key in each)
       return json.dumps({'version': version, 'unread': unread, 'groups': groups, 'charts': charts})
-
-  def replay(self, index: int) -> dict[str, Any]:
-    """The newest report on the replay of a run, see `terminal.for_page`, or {'error'}."""
-    return self._reports[index].newest()
 
   def video(self, index: int, name: str) -> pathlib.Path | None:
     """Path of a video of a run by its name; None if there is none."""
@@ -113,47 +104,9 @@ class Dashboard:
     return known[1]
 
 
-class _Reports:
-  """Makes reports on the replay of a run, shared by all open pages."""
-
-  def __init__(self, folder: pathlib.Path):
-    self._folder = folder
-    self._inspection: Any = None
-    self._lock = threading.Lock()
-    self._at = -np.inf
-    self._newest: dict[str, Any] = {}
-
-  def newest(self) -> dict[str, Any]:
-    with self._lock:
-      if time.monotonic() - self._at > POLL_SECONDS:
-        self._newest = self._read()
-        self._at = time.monotonic()
-      return self._newest
-
-  def _read(self) -> dict[str, Any]:
-    if not (self._folder / folder_lib.CONFIG).exists():
-      return {'error': panels.gone(self._folder)}
-    from hephaestus.launch.inspect import live, terminal  # JAX and Reverb
-
-    try:
-      if self._inspection is None:
-        self._inspection = live.Inspection(
-          str(self._folder), timeout_seconds=2.0, read_seconds=READ_SECONDS
-        )
-      return terminal.for_page(self._inspection.report())
-    except (ValueError, OSError) as error:  # of which ConnectionError is one
-      return {'error': str(error)}
-
-
 def make_app(dashboard: Dashboard, token: str) -> server.App:
   """Makes the ASGI app of the page, which answers GET requests below /TOKEN/, a secret."""
   from starlette import applications, exceptions, requests, responses, routing
-
-  def index_of(request: requests.Request) -> int:
-    value = request.path_params['run']
-    if value not in map(str, range(len(dashboard))):
-      raise exceptions.HTTPException(404, f'run {value}: no such run')
-    return int(value)
 
   def runs(request: requests.Request) -> responses.Response:
     return responses.JSONResponse(dashboard.runs())
@@ -167,21 +120,18 @@ def make_app(dashboard: Dashboard, token: str) -> server.App:
       return responses.Response(status_code=204)
     return responses.Response(text, media_type='application/json')
 
-  def replay(request: requests.Request) -> responses.Response:
-    return responses.JSONResponse(dashboard.replay(index_of(request)))
-
   def video(request: requests.Request) -> responses.Response:
-    name = request.path_params['name']
-    path = dashboard.video(index_of(request), name)
+    run, name = request.path_params['run'], request.path_params['name']
+    is_known = run in map(str, range(len(dashboard)))
+    path = dashboard.video(int(run), name) if is_known else None
     if path is None:
-      raise exceptions.HTTPException(404, f'{name}: no such video')
+      raise exceptions.HTTPException(404, f'run {run}, {name}: no such video')
     return responses.FileResponse(path, media_type=panels.VIDEOS[path.suffix])
 
   routes = [
     *server.static(files()),
     routing.Route('/api/runs', runs),
     routing.Route('/api/curves', curves),
-    routing.Route('/api/replay/{run}', replay),
     routing.Route('/video/{run}/{name}', video),
   ]
   app = applications.Starlette(routes=[routing.Mount(f'/{token}', routes=routes)])

@@ -24,32 +24,30 @@ MAX_KEYS = 3  # most config keys in a label that is not the user's
 class Group(NamedTuple):
   """Runs that form one curve."""
 
-  label: str  # unique in its environment
+  label: str  # what sets it apart from the others, unique in its environment
   environment: str  # name, of all its runs
   runs: list[history.History]
 
 
-def read(
-  given: Iterable[tuple[pathlib.Path, str | None]], *, whole: bool = False
-) -> tuple[list[Group], list[str]]:
+def read(given: Iterable[pathlib.Path], *, whole: bool = False) -> tuple[list[Group], list[str]]:
   """Opens runs, finished or running, and groups them into curves.
 
-  Within an environment, runs with the same label from the user form a group, and so do runs without a
-  label that differ only in their seed, or in other config keys that do not change learning.
+  Within an environment, runs form a group that differ only in their seed, or in other config keys that do
+  not change learning.
 
   Args:
-    given: folder of each run, once or repeated, with the user's label of its curve, or None.
+    given: folder of each run, once or repeated.
     whole: whether to read all their metrics, and to leave out runs without any.
 
   Returns:
     The groups in the order of their first runs, groups of one environment adjacent; and a line for each
-    folder that is left out. ValueError if there is no run, or two groups have the same label.
+    folder that is left out. ValueError if there is no run.
   """
-  known: dict[pathlib.Path, tuple[pathlib.Path, str | None]] = {}
-  for folder, label in given:
-    known.setdefault(folder.resolve(), (folder, label))
-  runs, labels, left_out = [], [], []
-  for folder, label in known.values():
+  known: dict[pathlib.Path, pathlib.Path] = {}
+  for folder in given:
+    known.setdefault(folder.resolve(), folder)
+  runs, left_out = [], []
+  for folder in known.values():
     try:
       run = history.History(folder)
       if whole:
@@ -57,29 +55,23 @@ def read(
         if not any(map(run.names, history.NODES)):
           raise ValueError(f'{folder}: has no metrics yet; {run.damage or "wait for its nodes"}')
       runs.append(run)
-      labels.append(label)
     except ValueError as error:
       left_out.append(f'left out: {error}')
   if not runs:
     raise ValueError('; '.join(left_out) or 'no runs are given; name their folders')
-  return _grouped(runs, labels), left_out
+  return _grouped(runs), left_out
 
 
-def _grouped(runs: Sequence[history.History], labels: Sequence[str | None]) -> list[Group]:
+def _grouped(runs: Sequence[history.History]) -> list[Group]:
   found: list[Group] = []
   for environment in dict.fromkeys(run.config.environment['name'] for run in runs):
     members: dict[Any, list[history.History]] = collections.defaultdict(list)
-    for label, run in zip(labels, runs, strict=True):
+    for run in runs:
       if run.config.environment['name'] == environment:
-        key = label or (run.config.agent_name, json.dumps(_values(run), sort_keys=True))
+        key = run.config.agent_name, json.dumps(_values(run), sort_keys=True)
         members[key].append(run)
-    unlabelled = [key for key in members if not isinstance(key, str)]
-    names = dict(zip(unlabelled, _labels([members[key][0] for key in unlabelled]), strict=True))
-    all_names = [names.get(key, key) for key in members]
-    for name in all_names:
-      if all_names.count(name) > 1:
-        raise ValueError(f'--label {name}: is the name of another curve, too; give another')
-    found += map(Group, all_names, [environment] * len(members), members.values())
+    labels = _labels([each[0] for each in members.values()])
+    found += map(Group, labels, [environment] * len(members), members.values())
   return found
 
 

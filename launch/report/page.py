@@ -10,6 +10,7 @@ from hephaestus.launch.files import history, metrics
 from hephaestus.launch.report import dashboard, panels, server
 from hephaestus.launch.report import groups as groups_lib
 
+SCORES = ('normalised_score', 'episode_return')  # the first that a run has is printed
 MOST_VIDEO_BYTES = 4_000_000  # largest video in the page; a larger one is left out and named
 NO_DATA = '<script id="stored" type="application/json">null</script>'  # in the dashboard's page
 # The page contains all that it shows.
@@ -20,56 +21,44 @@ POLICY = (
 
 
 def report(
-  given: Sequence[tuple[pathlib.Path, str | None]],
+  folders: Sequence[pathlib.Path],
   *,
   out: pathlib.Path | None = None,
-  metric: str | None = None,
-  node: str | None = None,
   x: str = 'environment_step',
 ) -> tuple[list[str], list[str]]:
   """Compares runs, finished or running, by their last scores and on a page.
 
   Args:
-    given: as of `groups.read`.
+    folders: folders of the runs.
     out: folder for report.html, the page without a server, made if it does not exist; None for no page.
-    metric, node: the only metric to show, and the kind of process that has reported it, one of
-      history.NODES. By default the score, or the return if there is none, and on the page all metrics.
     x: the x-axis, one of history.X_AXES.
 
   Returns:
-    A line on each curve; and remarks on what is left out, damaged or written.
+    A line on the score of each curve, or its return if there is none; and remarks on what is left out, damaged or written.
 
   Raises:
-    ValueError: there is nothing to show, two curves have the same label, a package of the extra `report`
+    ValueError: there is nothing to show, a package of the extra `report`
       is not installed, or the folder cannot be written to.
   """
   if out is not None:
     server.check_packages('report', 'uplot')
-  groups, remarks = groups_lib.read(given, whole=True)
+  groups, remarks = groups_lib.read(folders, whole=True)
   remarks += [f'{run.folder}: {run.damage}' for group in groups for run in group.runs if run.damage]
   curves = [panels.drawn(group.runs, x) for group in groups]
-  names = ('normalised_score', 'episode_return') if metric is None else (metric,)
-  keys = [f'{each}/{name}' for name in names for each in ((node,) if node else history.NODES)]
-  if metric is not None:
-    found = sorted({key for each in curves for key in each})
-    curves = [{key: each[key] for key in keys if key in each} for each in curves]
-    if not any(curves):
-      raise ValueError(f'--metric {metric}: no run has it; they have {", ".join(found)}')
   if out is not None:
     remarks += _write(groups, curves, out, x)
   pairs = zip(groups, curves, strict=True)
-  return [_score(group, each, keys, history.X_AXES[x]) for group, each in pairs], remarks
+  return [_score(group, each, history.X_AXES[x]) for group, each in pairs], remarks
 
 
-def _score(
-  group: groups_lib.Group, curves: dict[str, panels.GroupCurve], keys: Sequence[str], axis: str
-) -> str:
-  """A line on the last value of a group's curve of the first of the keys that it has."""
+def _score(group: groups_lib.Group, curves: dict[str, panels.GroupCurve], axis: str) -> str:
+  """A line on the last score of a group, or its last return."""
   count = len(group.runs)
   names = f'{group.environment}  {group.label} ({count} seed{"s" * (count > 1)})'
+  keys = [f'{node}/{name}' for name in SCORES for node in history.NODES]
   key = next((key for key in keys if key in curves and len(curves[key].x)), None)
   if key is None:
-    return f'{names}  no {" or ".join(keys)}'
+    return f'{names}  no score or return yet'
   x, mean, low, high, seeds = curves[key]
   values = f'{mean[-1]:.4g} ({low[-1]:.4g} to {high[-1]:.4g})' if seeds else f'{mean[-1]:.4g}'
   place = f'{x[-1]:,.1f}'.removesuffix('.0')

@@ -1,7 +1,6 @@
 """The panels of the web page and of reports: curves, state, videos and config differences of runs."""
 
 import contextlib
-import json
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,12 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hephaestus.launch.files import folder as folder_lib
-from hephaestus.launch.files import history, metrics
+from hephaestus.launch.files import history
 from hephaestus.launch.report import groups as groups_lib
 
 VIDEOS = {'.gif': 'image/gif', '.mp4': 'video/mp4'}  # media types
 MOST_EVENTS = 12  # newest events of a run that are shown
-MOST_DIAGNOSIS = 1 << 20  # bytes of doctor.json that are read
 SEED_POINTS = 101  # most points of a curve of several seeds
 DIGITS = 5  # significant digits of a number in a curve
 ENVIRONMENT, COGNITION = 'Environment', 'Cognition'
@@ -225,7 +223,6 @@ def _state(run: history.History) -> dict[str, Any]:
       if running
       else f'no metrics; start the run with: {folder_lib.resume_command(run.folder, run.config)}'
     )
-  messages += _diagnosed(run.folder)
   if run.damage:
     messages.append(run.damage)
   return {
@@ -239,20 +236,6 @@ def _state(run: history.History) -> dict[str, Any]:
     'nodes': _nodes(run, running),
     'events': _events(run)[-MOST_EVENTS:],
   }
-
-
-def _diagnosed(folder: pathlib.Path) -> list[str]:
-  """Lines on the findings of the newest diagnosis of a run by `hephaestus doctor`."""
-  path = folder / folder_lib.DIAGNOSIS
-  if not path.exists():
-    return []
-  try:
-    with metrics.open_regular(path) as file:
-      diagnosis = json.loads(file.read(MOST_DIAGNOSIS))
-    at = f'doctor at update {int(diagnosis["learner_step"]):,}'
-    return [f'{at}: {text}' for text in diagnosis['findings']] or [f'{at}: no findings']
-  except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
-    return [f'{folder_lib.DIAGNOSIS} is damaged; `hephaestus doctor {folder}` writes it again']
 
 
 def _nodes(run: history.History, running: bool) -> list[dict[str, Any]]:

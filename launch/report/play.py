@@ -28,11 +28,8 @@ LIKELIEST = 8  # most probable actions that are shown
 def evaluate(
   path: pathlib.Path,
   episodes: int,
-  video: pathlib.Path | None,
   seed: int,
-  *,
-  at_random: bool = False,
-  greedy: bool | None = None,
+  actions: str | None = None,
   checkpoint: str | None = None,
 ) -> dict[str, Any]:
   """Evaluates an agent on whole episodes; its run may still be training.
@@ -40,19 +37,18 @@ def evaluate(
   Args:
     path, checkpoint: as of `policy.load`.
     episodes: least number of episodes.
-    video: path of a video of one more episode, .gif or .mp4.
-    at_random: whether to evaluate the random policy, uniform over legal actions, instead.
-    greedy: whether actions are greedy, else sampled; None: as in the evaluations of the run.
+    actions: 'greedy', 'sampled', or 'random' for the random policy, uniform over legal actions; None: as in
+      the evaluations of the run.
 
   Returns:
     {'learner_step', the entries of `episodes.Evaluation.row`}; and 'package', name and version of the
     environment's package, on which a score may depend, if it is another's.
 
   Raises:
-    ValueError: as `policy.load`; or a video is asked for and the environment has no renderer.
+    ValueError: as `policy.load`.
   """
   params: Any
-  if at_random:
+  if actions == 'random':
     config, step = policy_lib.load_config(path), 0
     environment = config.make_environment()
     agent, params = rollout.random_agent(environment.action_spec), ()
@@ -60,17 +56,12 @@ def evaluate(
     policy = policy_lib.load(path, checkpoint)
     config, step, environment = policy.config, policy.learner_step, policy.environment
     agent, params = policy.agent, policy.params
-  greedy = config.evaluator.greedy if greedy is None else greedy
+  greedy = config.evaluator.greedy if actions is None else actions == 'greedy'
   play = episodes_lib.Play(environment, agent, min(episodes, 64), greedy=greedy)
-  play_key, video_key = jax.random.split(jax.random.key(seed))
+  play_key, _ = jax.random.split(jax.random.key(seed))
   with contextlib.closing(play):
     result = play.evaluate(params, play_key, episodes)
-    assert result is not None  # nothing stops it
-    if video is not None:
-      recording = play.record(params, video_key)
-      if recording.frames is None:
-        raise ValueError(f'--video {video}: {config.environment["name"]} has no renderer')
-      videos.write(recording.frames, video)
+  assert result is not None  # nothing stops it
   package = environments.package(config.environment['name'])
   return {'learner_step': step, **result.row(), **({'package': package} if package else {})}
 
@@ -90,7 +81,7 @@ def watch(
 
   Args:
     frames_per_second: speed of a video or of the live view; lines of text are printed at once.
-    greedy: as of `evaluate`.
+    greedy: whether actions are greedy, else sampled; None: as in the evaluations of the run.
     output: path of a video, .gif or .mp4; None to show the episodes on the console.
     dream: whether the video shows the beginning of one episode next to the world model's prediction of it.
     console: where to show them, by default stdout; one that is not a terminal gets a line for each step.

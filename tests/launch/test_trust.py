@@ -83,7 +83,7 @@ COMMANDS = {
   'config of a file': ['config', '--config'],
   'from': ['train', '--from'],
   'evaluate': ['evaluate'],
-  'evaluate at random': ['evaluate', '--random'],
+  'evaluate at random': ['evaluate', '--actions=random'],
   'watch': ['watch'],
   'export': ['export', '--out', 'out'],
   'doctor': ['doctor'],
@@ -122,7 +122,7 @@ def test_trust_or_a_name_on_the_command_line_imports_it(evil, stranger, capsys):
   with contextlib.suppress(OSError):
     evil.unlink()
   assert run('config', '--run', folder, '--env', 'evil:Trap') == 0
-  assert run('evaluate', folder, '--episodes', 1, '--random', '--trust') == 0
+  assert run('evaluate', folder, '--episodes', 1, '--actions', 'random', '--trust') == 0
   assert evil.exists()
   assert hephaestus.load(stranger('again', **ENVIRONMENT), trust=True).environment is not None
   assert capsys.readouterr().err == ''
@@ -178,14 +178,12 @@ def test_entry_that_becomes_a_link_is_not_followed(stranger, tmp_path):
 
 def test_broken_run_does_not_hide_healthy_ones(stranger, tmp_path, monkeypatch):
   healthy, broken = stranger('healthy'), stranger('broken')
-  (broken / 'doctor.json').write_text('[')
   (broken / 'checkpoints' / '²').mkdir()
   with open(broken / 'metrics' / 'events.jsonl', 'a') as file:
     file.write('{"time": 1e400, "kind": "started"}\n{"time": 1, "kind": "started", "pid": "one"}\n')
   shown = dashboard.Dashboard([broken, healthy])
   described = shown.runs()['runs']
   assert '2 lines of its metrics are damaged and left out' in described[0]['messages']
-  assert any('doctor.json is damaged' in message for message in described[0]['messages'])
   assert described[1]['state'] == 'finished'
   assert json.loads(shown.curves('environment_step'))['groups']
   monkeypatch.setattr(panels, '_nodes', lambda run, running: 1 // (run.folder != broken))
@@ -207,7 +205,6 @@ TITLE = '\x1b]0;title of the terminal\x07'
     ('address', b'unix:/tmp/none\n'),
     ('origin', b'/etc@3\n'),
     ('collected.json', b'[' * 100_000),
-    ('doctor.json', b'[' * 100_000),
     ('counts.jsonl', b'{"time": 1e10, "learner_step": "x"}\n'),
     ('metrics/learner.jsonl', b'[' * 200_000 + b'\n'),
     ('metrics/actor-99999999999999999999.jsonl', b'{"time": 1, "environment_step": 5}\n'),

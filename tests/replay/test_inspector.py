@@ -1,7 +1,6 @@
 import os
 import time
 
-import numpy as np
 import polling
 import psutil
 import pytest
@@ -111,21 +110,6 @@ def test_unreachable_address_raises_within_the_timeout():
   with pytest.raises(ConnectionError, match='localhost:1 within 2 s'):
     inspector.Inspector('localhost:1', timeout_seconds=2).poll()
   assert time.monotonic() - start < 30  # on any machine, however busy
-
-
-def test_pooled_quantiles_weight_samples_by_their_size():
-  draw = np.random.default_rng(0)
-  parts = [draw.normal(mean, 1.0, count) for mean, count in ((0, 900), (5, 300), (40, 3))]
-  quantiles = np.array([list(inspector.quantiles(part).values()) for part in parts])
-  counts = np.array([len(part) for part in parts])
-  estimated, true = inspector.pooled(quantiles, counts), inspector.quantiles(np.concatenate(parts))
-  assert estimated['lowest'] == true['lowest'] and estimated['highest'] == true['highest']
-  for name in ('low', 'median', 'high'):
-    assert abs(estimated[name] - true[name]) < 1.0, name
-  many = inspector.pooled(np.repeat(quantiles, 2000, axis=0), np.repeat(counts, 2000))
-  assert many == pytest.approx(estimated, abs=0.2)
-  assert inspector.pooled(np.zeros((0, 5)), np.zeros(0)) is None
-  assert inspector.quantiles(np.zeros(0)) is None
 
 
 @pytest.mark.parametrize('variable', ['http_proxy', 'grpc_proxy'])

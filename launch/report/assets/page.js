@@ -2,7 +2,6 @@
 'use strict';
 
 const PERIOD = 5000;  // milliseconds between two requests; each costs the run about 50 ms of a core
-const KEPT = 150;  // reports on replay in its charts
 const COLOURS = 7;
 const stored = JSON.parse(find('stored').textContent);  // of a report; else null
 const axis = find('axis');
@@ -85,17 +84,17 @@ function aligned(found) {
   })];
 }
 
-function options(width, height, series, bands, onCursor, sync, unit) {
+function options(width, height, series, bands, onCursor) {
   const line = {stroke: colour('grid'), width: 1};
   const common = {stroke: colour('faint'), grid: line, ticks: {...line, size: 4}, font: '12px system-ui, sans-serif'};
   return {
     width, height, series, bands,
     legend: {show: false},
     scales: {x: {time: false}},
-    cursor: {y: false, drag: {x: true, y: false}, points: {size: 7}, ...(sync ? {sync: {key: sync, setSeries: false}} : {})},
+    cursor: {y: false, drag: {x: true, y: false}, points: {size: 7}, sync: {key: 'steps', setSeries: false}},
     axes: [
-      {...common, size: 28, space: 62, values: (plot, marks) => marked(marks).map((mark) => mark + unit)},
-      {...common, size: 50, space: height < 120 ? 20 : 34, gap: 4, values: (plot, marks) => marked(marks)},
+      {...common, size: 28, space: 62, values: (plot, marks) => marked(marks)},
+      {...common, size: 50, space: 34, gap: 4, values: (plot, marks) => marked(marks)},
     ],
     padding: [8, 10, 0, 0],
     hooks: {setCursor: [onCursor]},
@@ -109,13 +108,11 @@ function before(column, index) {
 }
 
 class Chart {
-  constructor(title, height, sync, unit = '') {
+  constructor(title, height) {
     this.values = make('span', {class: 'values'});
     this.place = make('div');
     this.element = make('figure', {class: 'card'}, make('figcaption', {}, make('b', {}, title), this.values), this.place);
     this.height = height;
-    this.sync = sync;
-    this.unit = unit;
     this.shape = '';
     this.lines = [];
     this.plot = null;
@@ -158,7 +155,7 @@ class Chart {
       }
     }
     const onCursor = (plot) => this.tell(plot.cursor.idx);
-    this.plot = new uPlot(options(width, this.height, series, bands, onCursor, this.sync, this.unit), this.data, this.place);
+    this.plot = new uPlot(options(width, this.height, series, bands, onCursor), this.data, this.place);
     this.tell(null);
   }
 
@@ -183,7 +180,7 @@ function drawCurves() {
   for (const chart of curves.charts.filter(({key}) => isShown(key))) {
     const found = drawn(chart.key);
     if (!charts.has(chart.key)) {
-      charts.set(chart.key, new Chart(chart.title, chart.section === 'Learning' ? 240 : 170, 'steps'));
+      charts.set(chart.key, new Chart(chart.title, chart.section === 'Learning' ? 240 : 170));
       charts.get(chart.key).element.dataset.key = chart.key;
     }
     const made = charts.get(chart.key);
@@ -248,12 +245,6 @@ function drawRuns() {
       element.tBodies[0].append(row);
     }
   });
-  const pick = find('replay-run');
-  if (pick.options.length !== runs.runs.length) {
-    pick.replaceChildren(...runs.runs.map((run, index) => make('option', {value: String(index)}, run.name)));
-    const live = runs.runs.findIndex((run) => run.state === 'running');
-    pick.value = String(Math.max(0, live));
-  }
 }
 
 function drawNodes() {
@@ -304,7 +295,7 @@ function drawVideos() {
     video.addEventListener('loadedmetadata', () => makeRoom(video));
   }
   find('video-cards').replaceChildren(...(cards.length ? cards : [make('p', {class: 'card note'},
-    'No video yet. A run writes one every evaluator.video_period seconds and at its end; hephaestus evaluate RUN --video writes more.')]));
+    'No video yet. A run writes one every evaluator.video_period seconds and at its end; hephaestus watch RUN --output FILE writes more.')]));
 }
 
 function drawConfigs() {
@@ -322,51 +313,6 @@ function drawConfigs() {
     ...keys.map((key) => values(key)[index]),
   ]);
   table(element, ['run', ...keys], rows);
-}
-
-// Replay
-
-const reports = [];
-const replayCharts = new Map();  // by the names of numbers in `moving`
-
-function replayChart(name) {
-  if (!replayCharts.has(name)) {
-    replayCharts.set(name, new Chart(name, 104, null, ' s'));
-    find('replay-charts').append(replayCharts.get(name).element);
-  }
-  return replayCharts.get(name);
-}
-
-function drawReplay(answer) {
-  const failed = 'error' in answer;
-  find('replay-message').hidden = !failed;
-  find('replay-live').hidden = failed;
-  if (failed) {
-    find('replay-message').textContent = answer.error;
-    return;
-  }
-  const headings = Object.keys(answer.cells[0] || {table: ''});
-  table(find('replay-tables'), headings, answer.cells.map((row) => headings.map((name) => row[name])));
-  find('replay-numbers').replaceChildren(...Object.entries(answer.numbers).flatMap(([name, text]) =>
-    [make('dt', {}, name), make('dd', {}, text)]));
-  find('replay-distributions').hidden = !answer.distributions.length;
-  const names = Object.keys(answer.distributions[0] || {});
-  const rows = answer.distributions.map((row) => names.map((name) => row[name]));
-  table(find('replay-distribution-table'), names, rows, 2);
-  find('replay').dataset.report = JSON.stringify(answer.report);
-  if (!reports.length || reports[reports.length - 1].time !== answer.report.time) {
-    reports.push({time: answer.report.time, moving: answer.moving});
-    if (reports.length > KEPT) reports.shift();
-  }
-  const places = reports.map((report) => report.time - answer.report.time);
-  for (const chart of replayCharts.values()) chart.element.hidden = true;
-  // The first report has no rates.
-  for (const name of Object.keys(answer.moving)) {
-    const column = reports.map((report) => report.moving[name] ?? null);
-    if (column.filter((value) => value !== null).length < 2) continue;
-    replayChart(name).element.hidden = false;
-    replayChart(name).draw([{colour: 0, name, seeds: 0}], [places, column, column, column]);
-  }
 }
 
 // Requests
@@ -444,36 +390,22 @@ async function stepCurves() {
   return PERIOD;
 }
 
-async function stepReplay() {
-  if (!runs) return 50;
-  const index = Number(find('replay-run').value) || 0;
-  const answer = await ask(`api/replay/${index}`);
-  if (index === Number(find('replay-run').value)) drawReplay(answer);
-  return PERIOD;
-}
-
 axis.addEventListener('change', stepCurves);
 environment.addEventListener('change', () => {
   drawLegend();
   if (curves) drawCurves();
 });
-find('replay-run').addEventListener('change', () => {
-  reports.length = 0;
-  stepReplay();
-});
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => {
-  for (const chart of [...charts.values(), ...replayCharts.values()]) chart.remake();
+  for (const chart of charts.values()) chart.remake();
 });
 if (stored) {
   runs = stored;
   curves = stored.curves;
   find('made').textContent = stored.made;
-  find('replay').hidden = true;
   begin();
   drawAllRuns();
   drawCurves();
 } else {
   repeat(stepRuns);
   repeat(stepCurves);
-  repeat(stepReplay);
 }

@@ -113,7 +113,6 @@ SIZED = ['--preset', 'laptop', '--set', 'actor.num_actors=2']
     ([*SIZED, 'replay.port=22'], 'replay.port=22: the hosts say 22001'),
     ([*SIZED, 'max_minutes=1'], '--launch-id: is needed for runs that end by max_minutes'),
     ([*SIZED, '--host', 'gpu'], '--host gpu: there is'),
-    ([*SIZED, '--stay'], '--stay: is for a host with only replay'),
     (['--config', '/nowhere.yaml', '--seed', '1'], '--seed: --config /nowhere.yaml says all of it'),
     (['--config', '/nowhere.yaml'], '/nowhere.yaml: No such file or directory'),
   ],
@@ -342,27 +341,6 @@ def test_two_hosts_train_one_run(tmp_path, launch, tiny):
     for name, path in rows.items()
   }
   assert started == {'trainer': {'replay', 'learner'}, 'cpu': {'actor-0', 'evaluator'}}
-
-
-@pytest.mark.faults
-def test_replay_host_stays_until_stopped(tmp_path, write, tiny):
-  text = TWO.replace('22001', str(portpicker.pick_unused_port()))
-  alone = text.replace('    learner: true\n', '').replace('cpu:\n', 'cpu:\n    learner: true\n')
-  made = config.override(presets.laptop('catch'), ['actor.num_actors=2', *tiny])
-  config.save(made, tmp_path / 'config.yaml')
-  command = [HEPHAESTUS, 'node', write(alone), '--host', 'trainer', '--stay']
-  command += ['--config', tmp_path / 'config.yaml', '--run', tmp_path / 'run']
-  said = tmp_path / 'said'
-  with said.open('w') as output:
-    started = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-  try:
-    log = tmp_path / 'run' / 'logs' / 'replay.log'
-    polling.until(lambda: log.exists() and 'Started replay server' in log.read_text())
-    started.terminate()
-    assert started.wait(polling.PATIENCE) == 0, said.read_text()
-  finally:
-    started.kill()
-  assert 'up: replay; replay at 127.0.0.1:' in said.read_text()  # and nothing that would end it
 
 
 def ended(folder):

@@ -1,7 +1,6 @@
 """`hephaestus doctor` on runs: rules by their numbers, and the command on a real run."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -10,8 +9,6 @@ from hephaestus.launch import main
 from hephaestus.launch.doctor import agent as agent_checks
 from hephaestus.launch.doctor import check as check_lib
 from hephaestus.launch.doctor import environment as environment_checks
-from hephaestus.launch.files import history
-from hephaestus.launch.report import panels
 
 EXPLAINED = environment_checks.Explained(
   np.array([0.9]), np.array([0.5]), np.array([0.5]), 0.9, 0.9, 0.2
@@ -93,14 +90,11 @@ def call(*words):
 
 
 @pytest.mark.timeout(600)
-def test_diagnosis_of_a_run_has_all_parts_and_is_on_the_page(
-  dreamer, tmp_path, capsys, monkeypatch
-):
+def test_diagnosis_of_a_run_has_all_parts(dreamer, capsys, monkeypatch):
   # What probes find is tested with environments.
   perfect = lambda inputs, targets: np.ones(targets.shape[1], np.float32)
   monkeypatch.setattr(environment_checks.probe, 'explained', perfect)
-  run = shutil.copytree(dreamer.folder, tmp_path / 'run')
-  code = call('doctor', run, '--steps', 2048, '--json')
+  code = call('doctor', dreamer.folder, '--steps', 2048, '--json')
   checks = [check_lib.Check(**each) for each in json.loads(capsys.readouterr().out)]
   parts = {check.part for check in checks}
   memory = {check.name: check.value for check in checks}['numbers kept from step to step']
@@ -108,10 +102,7 @@ def test_diagnosis_of_a_run_has_all_parts_and_is_on_the_page(
   assert parts == {
     'run', 'environment', 'preset', 'world model', 'actor and critic', 'dreams', 'replay'
   }  # fmt: skip
-  problems = check_lib.findings(checks)
-  assert code == 1 and problems  # 300 steps teach nothing
-  messages = panels.state(history.History(run))['messages']
-  assert any(problems[0].cause in message for message in messages)
+  assert code == 1 and check_lib.findings(checks)  # 300 steps teach nothing
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Live inspection of a run: one report for all views, also where parts of a run are missing."""
 
-import http.client
 import io
 import itertools
 import json
@@ -18,7 +17,7 @@ import rich.console
 from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
 from hephaestus.launch.files import folder as folder_lib
-from hephaestus.launch.inspect import live, prometheus, terminal
+from hephaestus.launch.inspect import live, terminal
 from hephaestus.replay import checkpoint, inspector, tables, writer
 
 SCHEMA = {'x': jax.ShapeDtypeStruct((250,), np.float32)}  # 1 kB
@@ -149,70 +148,32 @@ def test_report_sums_shards_and_names_lost_shard(run, made):
   terminal.show(report, rich.console.Console(file=screen, width=120))
   assert f'1 of 2 answer; no answer: {other.address}' in screen.getvalue()
   assert '1: no answer' in screen.getvalue() and '0: episodic' in screen.getvalue()
-  assert f'hephaestus_shard_up{{address="{other.address}"}} 0' in prometheus.exposition(report)
-
-
-def quantiles(key, *values):
-  return dict(zip((f'{key}/{name}' for name in inspector.QUANTILES), values, strict=True))
 
 
 @pytest.fixture
-def held(run, made):
-  """Frontier and episodic of different sizes, with metrics of the learner and an actor."""
+def held(run):
+  """A full frontier, and what the learner has told of the ages of its strata."""
   run.insert(600)
-  newest, steps = 600 * made.steps_per_sequence, made.steps_per_sequence
-  ages = quantiles('replay/frontier/age', 4, 8, 20, 30, 40)
-  ages |= quantiles('replay/episodic/age', 4, 20, 50, 80, 90)
+  ages = {
+    f'replay/{stratum}/age/{name}': value
+    for stratum, values in (('frontier', (4, 8, 20, 30, 40)), ('episodic', (4, 20, 50, 80, 90)))
+    for name, value in zip(inspector.QUANTILES, values, strict=True)
+  }
   run.write('learner', (0, {'learner_step': 100, 'starved_fraction': 0.0, **ages}))
-  row = lambda step, value, count: {
-    'environment_step': step, 'parameter_version': 99, 'throttled_fraction': 0.0,
-    'episodes': count, **quantiles('episode_return', *[value] * 5),
-  }  # fmt: skip
-  run.write(
-    'actor-0',
-    (30, row(60 * steps, -1.0, 30)),  # too old for the frontier, of 512
-    (5, row(newest, 1.0, 10)),
-    (1, {**row(newest, 1.0, 0), **quantiles('episode_return', *[None] * 5)}),
-  )
   return run
 
 
-def test_strata_statistics_need_no_sample(held, made):
-  steps = made.steps_per_sequence
-  before = report_on(held)
-  frontier, episodic = before.strata['frontier'], before.strata['episodic']
-  assert frontier.age_updates == quantiles_of(4, 8, 20, 30, 40)
-  assert frontier.version == quantiles_of(60, 70, 80, 92, 96)
-  assert episodic.version == quantiles_of(10, 20, 50, 80, 96)
-  assert (frontier.shared, episodic.shared) == (1.0, 512 / 600)
-  for row, size in ((frontier, 512), (episodic, 600)):
-    ages = np.arange(size) * steps
-    assert row.age_steps == pytest.approx(inspector.quantiles(ages)) and row.sequences == size
-  assert (frontier.episodes, frontier.episode_return['median']) == (10, 1.0)
-  assert episodic.episodes == 40
-  assert episodic.episode_return == quantiles_of(-1, -1, -1, 1, 1)
-  assert all(row['sampled'] == 0 for row in before.tables.values())
-  assert terminal.numbers(before)['overlap'].startswith('85 % of episodic, 100 % of frontier')
-  text = prometheus.exposition(before)
-  assert 'hephaestus_stratum_age_updates{stratum="frontier",quantile="0.05"} 8' in text
-  assert 'hephaestus_stratum_shared{stratum="frontier"} 1.0' in text
-
-
 @pytest.mark.parametrize('width', [80, 160])
-def test_report_has_units_and_fits_terminal(held, width):
+def test_report_needs_no_sample_and_fits_terminal(held, width):
   report = report_on(held)
+  assert report.ages['frontier']['median'] == 20
+  assert all(row['sampled'] == 0 for row in report.tables.values())
   screen = io.StringIO()
-  console = rich.console.Console(file=screen, width=width, height=50)
-  terminal.show(report, console)
-  console.print(terminal.frame(str(held.folder), [report], 2.0, width))
+  terminal.show(report, rich.console.Console(file=screen, width=width, height=50))
   shown = screen.getvalue()
-  assert '50,000' in shown and '600.0 kB' in shown and shown.count('age, steps') == 4
+  assert '50,000' in shown and '600.0 kB' in shown and '4 to 90 updates, median 50' in shown
   assert '…' not in shown and max(map(len, shown.splitlines())) <= width
   assert ('sampled ' in shown.splitlines()[0]) == (width == 160)
-
-
-def quantiles_of(*values):
-  return dict(zip(inspector.QUANTILES, values, strict=True))
 
 
 def test_server_without_run_is_reported(run, capsys):
@@ -271,8 +232,6 @@ def test_stopped_run_shows_its_newest_checkpoint_and_metrics(stopped, capsys):
   shown = ' '.join(capsys.readouterr().out.split())
   for words in ('the run is not running', '900, 652 of them lost by replay', warning):
     assert words in shown
-  stopped_report = live.Inspection(str(folder), timeout_seconds=1.0).report()
-  assert prometheus.exposition(stopped_report) == 'hephaestus_up 0\n'
 
 
 def interrupted_after(monkeypatch, count, between=lambda index: None):
@@ -288,17 +247,7 @@ def interrupted_after(monkeypatch, count, between=lambda index: None):
   monkeypatch.setattr(terminal, '_reports', some)
 
 
-def test_live_view_ends_at_ctrl_c(nodes, monkeypatch):
-  interrupted_after(monkeypatch, 4, lambda index: nodes.insert(3))
-  screen = io.StringIO()
-  console = rich.console.Console(file=screen, force_terminal=True, width=160, height=50)
-  terminal.watch(str(nodes.folder), 0.01, console=console)
-  shown = screen.getvalue()
-  assert 'Ctrl-C to stop' in shown and 'throttled' in shown and '█' in shown
-  assert shown.splitlines()[-1].endswith('stopped')
-
-
-def test_watch_without_terminal_prints_a_line_for_each_report(nodes, monkeypatch, capsys):
+def test_watch_prints_a_line_for_each_report(nodes, monkeypatch, capsys):
   interrupted_after(monkeypatch, 2, lambda index: nodes.insert(3))
   assert inspect(nodes.folder, '--watch', 0.01) == 0
   first, second, last = capsys.readouterr().out.splitlines()
@@ -359,47 +308,18 @@ def test_ctrl_c_ends_watch_during_a_call(monkeypatch, capsys):
   assert capsys.readouterr().out.splitlines()[-1] == 'stopped'
 
 
-@pytest.fixture
-def exporter(nodes):
-  with prometheus.make_exporter(str(nodes.folder), 0) as made:
-    thread = threading.Thread(target=made.serve_forever)
-    thread.start()
-    yield made
-    made.shutdown()
-    thread.join()
-
-
-def fetch(exporter, path='/metrics', host='localhost'):
-  link = http.client.HTTPConnection('127.0.0.1', exporter.server_port, timeout=30)
-  link.request('GET', path, headers={'Host': host})
-  response = link.getresponse()
-  return response.status, response.read().decode()
-
-
-def test_exporter_serves_report(nodes, exporter):
-  nodes.insert(6)
-  status, text = fetch(exporter)
-  numbers = dict(line.rsplit(' ', 1) for line in text.splitlines())
-  assert status == 200 and numbers['hephaestus_up'] == '1'
-  assert numbers['hephaestus_table_size{table="episodic"}'] == '6'
-  assert numbers['hephaestus_staleness_oldest_updates'] == '30'
-  assert 'hephaestus_table_worker_time{table="frontier",state="sleeping"}' in numbers
-  assert all(np.isfinite(float(value)) for value in numbers.values())
-  shutil.rmtree(nodes.folder)
-  assert fetch(exporter) == (200, 'hephaestus_up 0\n')
-
-
-def test_exporter_serves_only_loopback(exporter, nodes, capsys):
-  assert exporter.server_address[0] == '127.0.0.1'
-  assert fetch(exporter, host='evil.example')[0] == 403
-  assert fetch(exporter, path='/')[0] == 404
-  assert inspect(nodes.folder, '--prometheus', exporter.server_port) == 2
-  assert 'cannot be used (Address already in use)' in capsys.readouterr().err
-  for arguments, key in (
-    (['--prometheus', 70000], '--prometheus 70000: '), (['--prometheus', 0, '--json'], '--prometheus: '),
+@pytest.mark.parametrize(
+  ('options', 'key'),
+  [
     (['--watch', 0], '--watch 0: '),
-  ):  # fmt: skip
-    assert inspect(nodes.folder, *arguments) == 2
-    assert key in capsys.readouterr().err
-  assert inspect(nodes.folder / 'gone', '--watch') == 2
+    (['--watch', 1, '--check'], '--watch: '),
+  ],
+)
+def test_impossible_options_are_refused(nodes, capsys, options, key):
+  assert inspect(nodes.folder, *options) == 2
+  assert key in capsys.readouterr().err
+
+
+def test_target_that_is_no_run_is_refused(tmp_path, capsys):
+  assert inspect(tmp_path / 'gone', '--watch') == 2
   assert 'is neither the folder of a run nor HOST:PORT' in capsys.readouterr().err

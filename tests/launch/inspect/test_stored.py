@@ -130,16 +130,15 @@ def test_check_finds_faults_of_steps(run, sequences, capsys):
     assert 1 <= sum(words in line for line in lines) <= 2, words
 
 
-def test_table_of_another_name_is_a_fault_and_names_no_file(run, sequences, tmp_path, capsys):
+def test_table_of_another_name_is_a_fault(run, sequences, capsys):
   run.write(sequences)
   run.save()
   path = run.folder / 'config.yaml'
   path.write_text(path.read_text().replace('name: frontier', 'name: newest'))
-  assert inspect(run.folder, '--check', '--sample', '1', '--gif', tmp_path / 'gifs') == 1
+  assert inspect(run.folder, '--check') == 1
   printed = capsys.readouterr().out
   assert "table 'frontier': is no stratum of the run" in printed
   assert "table 'newest': is missing" in printed
-  assert [each.name for each in (tmp_path / 'gifs').iterdir()] == ['episodic-1.gif']
 
 
 def test_check_finds_gap_and_copy(run, sequences):
@@ -182,7 +181,7 @@ def test_check_reports_broken_checkpoint_and_reads_the_one_before(run, sequences
   assert os.path.exists(newest)  # nothing is moved while the run continues
 
 
-def test_sampling_does_not_change_a_live_server(run, sequences, tmp_path, capsys):
+def test_check_does_not_change_a_live_server(run, sequences, capsys):
   run.write(sequences)
   next(run.client.sample('episodic', 1, emit_timesteps=False))
   path = run.save()
@@ -193,13 +192,11 @@ def test_sampling_does_not_change_a_live_server(run, sequences, tmp_path, capsys
     return {name: vars(info) | {'table_worker_time': None} for name, info in infos.items()}, files
 
   before = state()
-  assert inspect(run.folder, '--sample', 1, '--check', '--gif', tmp_path) == 0
+  assert inspect(run.folder, '--check', '--json') == 0
   assert state() == before
   assert sorted(os.listdir(run.replay)) == ['kept', 'newest']
-  printed = capsys.readouterr().out
-  assert f'{tmp_path}: 2 videos' in printed
-  names = [path.name for path in tmp_path.glob('*.gif')]
-  assert sorted(names) == ['episodic-1.gif', 'frontier-1.gif']
+  found = json.loads(capsys.readouterr().out)
+  assert found['violations'] == [] and found['sequences'] == UNROLLS * ENVIRONMENTS
 
 
 def test_contents_are_arrays_that_were_written(run, sequences):
@@ -220,25 +217,6 @@ def test_damaged_block_is_refused():
       contents._decompress(block)
 
 
-def test_samples_show_steps_and_acting_version(run, sequences, capsys):
-  run.write(sequences)
-  run.save()
-  assert inspect(run.folder, '--sample', 2) == 0
-  printed = capsys.readouterr().out
-  assert 'overlap' in printed and '24 different sequences' in printed
-  assert printed.count('step type') == 4
-  assert 'from the oldest: version 50 of actor 0, 0 updates before' in ' '.join(printed.split())
-  assert 'FIRST' in printed and 'LAST' in printed and '[12] 0 to 0' in printed
-  assert inspect(run.folder, '--sample', 1, '--check', '--json') == 0
-  report = json.loads(capsys.readouterr().out)
-  assert report['tables']['episodic']['size'] == 24  # the server lives
-  assert report['violations'] == []
-  assert report['stored']['checkpoint']['sequences'] == UNROLLS * ENVIRONMENTS
-  sample = next(sample for sample in report['samples'] if sample['table'] == 'episodic')
-  assert sample['rows']['step_type'] == [FIRST, MID, MID, LAST, FIRST, MID]
-  assert (sample['version'], sample['actor_id']) == (0, 0)
-
-
 def test_sequences_of_another_schema_are_named_by_their_column(run, sequences, capsys):
   run.write(sequences)
   run.save()
@@ -247,8 +225,6 @@ def test_sequences_of_another_schema_are_named_by_their_column(run, sequences, c
   assert inspect(run.folder, '--check') == 1  # for each table, its initial states
   found = capsys.readouterr().out.splitlines()
   assert len(found) == 2 and all('initial_state' in line for line in found)
-  assert inspect(run.folder, '--sample', 2) == 0
-  assert capsys.readouterr().err.splitlines() == found
 
 
 def test_check_names_missing_checkpoint_and_bad_options(tmp_path, run, capsys):
@@ -256,16 +232,9 @@ def test_check_names_missing_checkpoint_and_bad_options(tmp_path, run, capsys):
   message = capsys.readouterr().err
   assert 'no whole checkpoint in' in message and 'learner.checkpoint_period=' in message
   assert message.count('\n') == 1
-  assert inspect('localhost:1', '--sample', 1) == 2
+  assert inspect('localhost:1', '--check') == 2
   assert "give the run's folder" in capsys.readouterr().err
   ppo = config.override(presets.ppo_laptop('catch'), ['learner.fused=false'])
   folder_lib.open_run(tmp_path / 'ppo', ppo)
   assert inspect(tmp_path / 'ppo', '--check') == 2
   assert 'keeps no checkpoint of its queue' in capsys.readouterr().err
-  for arguments, words in (
-    (['--sample', 0], '--sample 0: must be at least 1'),
-    (['--watch', '--check'], '--watch: reports on a live run'),
-    (['--gif', 'videos'], '--gif videos: shows samples; add --sample N'),
-  ):
-    assert inspect(run.folder, *arguments) == 2
-    assert words in capsys.readouterr().err

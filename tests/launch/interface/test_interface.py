@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import runs
 import tiny
+import untrained
 
 import hephaestus
 from hephaestus.actors.environments import catch, grid_world
@@ -283,6 +284,57 @@ def test_exported_folder_that_does_not_fit_is_refused(run, tmp_path, change, wor
   with pytest.raises(ValueError, match=words) as raised:
     hephaestus.load(out)
   assert '\n' not in str(raised.value)
+
+
+@pytest.fixture(scope='module')
+def counted():
+  """An untrained policy of an environment whose numbers begin elsewhere than with 0, and that environment."""
+  gymnasium = pytest.importorskip('gymnasium')
+
+  class Counted(gymnasium.Env):
+    observation_space = gymnasium.spaces.Dict(
+      seen=gymnasium.spaces.Discrete(3, start=10), level=gymnasium.spaces.Box(0, 9, (1,), np.uint8)
+    )
+    action_space = gymnasium.spaces.MultiDiscrete([3, 2], start=[-1, 3])
+
+    def reset(self, seed=None, options=None):
+      return {'seen': 10, 'level': np.zeros(1, np.uint8)}, {}
+
+    def step(self, action):
+      assert action in self.action_space
+      return {'seen': 12, 'level': np.ones(1, np.uint8)}, 0.0, False, False, {}
+
+  gymnasium.register('Counted-v0', Counted, max_episode_steps=5)
+  return untrained.policy('ppo', 'gymnasium/Counted-v0'), Counted()
+
+
+def test_policy_takes_and_gives_the_numbers_of_gymnasium(counted, tmp_path):
+  policy, env = counted
+  folder = tmp_path / 'policy'
+  exported_lib.write(policy.exported(policy.params), folder)
+  for each in (policy, hephaestus.load(folder)):
+    state, observation, actions = each.initial_state(), env.reset()[0], set()
+    for key in jax.random.split(jax.random.key(0), 40):
+      action, state = each.act(observation, state, key=key)
+      observation, *_ = env.step(action)
+      actions.add(tuple(action.tolist()))
+    assert len(actions) == 6
+
+
+@pytest.mark.parametrize(
+  'wrong, words',
+  [
+    ({'seen': 1}, r"\['seen'\]: is 1, and should be one of 10 to 12"),
+    ({'seen': 13}, r'is 13, and should be one of 10 to 12'),
+    ({'seen': 10.9}, r'is 10\.9, and should be one of 10 to 12'),
+    ({'level': [0.5]}, r"\['level'\]: is 0\.5, and should be uint8"),
+    ({'level': [-1]}, r"\['level'\]: is -1, and should be uint8"),
+  ],
+)
+def test_number_that_the_observation_spec_lacks_is_refused(counted, wrong, words):
+  policy, env = counted
+  with pytest.raises(ValueError, match=words):
+    policy.act(env.reset()[0] | wrong, policy.initial_state(), greedy=True)
 
 
 @pytest.mark.parametrize('name', ['catch', 'hackmatrix', 'noisy_corridor'])

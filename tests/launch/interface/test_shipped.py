@@ -38,7 +38,7 @@ def test_each_recipe_is_shipped():
 def test_shipped_agent_plays_well(empty, name):
   if name.startswith('gymnax'):
     pytest.importorskip('gymnax')
-  result = play.evaluate(name, EPISODES, None, seed=0)
+  result = play.evaluate(name, EPISODES, seed=0)
   assert result['episode_return'] >= LEAST_RETURN[name]
 
 
@@ -71,7 +71,11 @@ def test_exported_agent_is_smaller_and_not_dreamt(dreamer, empty, capsys):
 
 
 def test_unknown_name_is_refused_with_the_shipped_ones(empty, capsys):
-  for command in (['watch', 'cach'], ['evaluate', 'cach'], ['evaluate', 'cach', '--random']):
+  for command in (
+    ['watch', 'cach'],
+    ['evaluate', 'cach'],
+    ['evaluate', 'cach', '--actions', 'random'],
+  ):
     assert run(*command) == 2
     printed = capsys.readouterr().err
     assert 'cach: is not the folder of a run or of an exported policy' in printed

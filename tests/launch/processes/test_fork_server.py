@@ -26,9 +26,10 @@ from hephaestus.launch.processes import fork_server
 signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # of the launcher only
 forks = fork_server.ForkServer()
 imported_before.value = 'of the launcher, later'
-if 'without' in sys.argv:
+if len(sys.argv) > 3:
   import os
-  os.kill(forks._pid, signal.SIGKILL)
+  os.kill(forks._pid, int(sys.argv[3]))
+  forks._socket.settimeout(0.2)
 folder, script = map(pathlib.Path, sys.argv[1:3])
 outcome = supervisor.Supervisor(
   [supervisor.Process(
@@ -142,8 +143,9 @@ def test_forked_program_accepts_sigint_in_background(launch):
   assert lines[-1].startswith('outcome 1 ') and 'KeyboardInterrupt' in lines[-1]
 
 
-def test_programs_start_without_the_fork_server(launch, tmp_path):
-  launcher = launch(TELL, 'without')
+@pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGSTOP])
+def test_programs_start_if_the_fork_server_is_gone_or_frozen(launch, tmp_path, number):
+  launcher = launch(TELL, str(int(number)))
   assert ended(launcher)[-1] == 'outcome 0 None'
   words = said(tmp_path)
   assert 'starting it as a new program' in words[0]

@@ -13,7 +13,6 @@ import time
 import urllib.parse
 import urllib.request
 
-import jax
 import numpy as np
 import polling
 import pytest
@@ -23,13 +22,9 @@ from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import history
-from hephaestus.launch.inspect import live as inspection
-from hephaestus.launch.inspect import terminal
 from hephaestus.launch.report import dashboard, groups, panels, server
-from hephaestus.replay import tables, writer
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
-SCHEMA = {'x': jax.ShapeDtypeStruct((250,), np.float32)}  # 1 kB
 
 
 def make_run(folder, *overrides, agent='dreamer'):
@@ -58,20 +53,8 @@ def serve():
 
 @pytest.fixture
 def folder(tmp_path):
-  make_run(tmp_path / 'run', 'replay.warm_up=4')
+  make_run(tmp_path / 'run')
   return tmp_path / 'run'
-
-
-@contextlib.contextmanager
-def replay_of(folder):
-  """A replay server at the address of the run."""
-  strata = config.load(folder / 'config.yaml').replay
-  server = tables.make_server(tables.make_tables(strata, SCHEMA, batch_size=8, insert_size=10_000))
-  (folder / 'address').write_text(f'localhost:{server.port}')
-  try:
-    yield f'localhost:{server.port}', strata.strata
-  finally:
-    server.stop()
 
 
 def run(*arguments):
@@ -80,7 +63,7 @@ def run(*arguments):
 
 def test_requests_without_token_are_refused(folder, serve):
   served = serve(folder)
-  for path in ('', 'page.js', 'api/runs', 'api/curves', 'api/replay/0', 'video/0/7.gif'):
+  for path in ('', 'page.js', 'api/runs', 'api/curves', 'video/0/7.gif'):
     for token in ('wrong', '', 'secre', 'secret2', '..'):
       status, content, _ = served.ask(path, token=token)
       assert status == 403 and b'open the address that hephaestus dashboard printed' in content
@@ -104,7 +87,7 @@ def test_only_get_is_served(folder, serve):
   for method in ('POST', 'PUT', 'DELETE', 'PATCH', 'OPTIONS'):
     assert served.ask('api/runs', method=method)[0] == 405
   before = {path: path.stat().st_mtime_ns for path in folder.rglob('*')}
-  for path in ('', 'api/runs', 'api/curves', 'api/replay/0'):
+  for path in ('', 'api/runs', 'api/curves'):
     served.ask(path)
   assert {path: path.stat().st_mtime_ns for path in folder.rglob('*')} == before
 
@@ -122,44 +105,6 @@ def test_content_policy_permits_only_own_server(folder, serve):
     assert served.ask(name)[0] == 200, name
 
 
-def test_replay_answer_equals_inspect(folder, serve):
-  write(folder, 'learner', {'learner_step': 500, 'starved_fraction': 0.0})
-  write(folder, 'actor-0', {'parameter_version': 470, 'throttled_fraction': 0.8})
-  with replay_of(folder) as (address, strata):
-    served = serve(folder)
-    assert served.json('api/replay/0')['report']['tables']['episodic']['size'] == 0
-    entry = writer.Writer(address, strata, SCHEMA)
-    entry.write({'x': np.zeros((6, 250), np.float32)}, lambda: False)
-    entry.close()
-    held = lambda: served.json('api/replay/0')['report']['tables']['episodic']['size']
-    polling.until(held, 'a report on the inserted sequences')  # answers are cached for a moment
-    answer = served.json('api/replay/0')
-    expected = inspection.inspect(str(folder))
-  assert answer['report'].keys() == expected.to_json().keys()
-  for key in ('address', 'environment_step', 'parameter_version', 'staleness', 'limiter',
-              'bottleneck'):  # fmt: skip
-    assert answer['report'][key] == getattr(expected, key), key
-  for name, row in expected.tables.items():
-    for key in ('size', 'max_size', 'inserted', 'sampled', 'unique_sampled', 'bytes', 'fill'):
-      assert answer['report']['tables'][name][key] == row[key], (name, key)
-  assert answer['distributions'] == terminal.distributions(expected.strata)
-  assert answer['cells'][0]['size'] == '6'
-
-
-def test_replay_answer_without_a_server(folder, tmp_path, serve):
-  (folder / 'address').write_text('localhost:1')
-  make_run(tmp_path / 'fused', agent='ppo')
-  served = serve(folder, tmp_path / 'fused')
-  assert f'hephaestus train --run {folder}' in served.json('api/replay/0')['error']
-  assert 'without a replay' in served.json('api/replay/1')['error']
-  for number in ('2', 'x', '-1', '00', '%C2%B2', '9' * 5000):  # %C2%B2 is ², a digit to Python
-    assert served.ask(f'api/replay/{number}')[0] == 404
-  write(folder, 'learner', {'learner_step': 7, 'environment_step': 120, 'starved_fraction': 0.0})
-  answer = serve(folder).json('api/replay/0')
-  assert answer['numbers']['environment steps'] == '120'
-  assert answer['numbers']['state'].startswith('the run is not running')
-
-
 def test_run_without_metrics_or_folder_is_shown(folder, serve):
   served = serve(folder)
   (shown,) = served.json('api/runs')['runs']
@@ -175,7 +120,6 @@ def test_run_without_metrics_or_folder_is_shown(folder, serve):
   shutil.rmtree(folder)
   (shown,) = served.json('api/runs')['runs']
   assert shown['state'] == 'gone' and str(folder) in shown['messages'][0]
-  assert 'gone' in served.json('api/replay/0')['error']
   assert served.json('api/curves')['groups'] == [{}]
 
 
@@ -249,6 +193,8 @@ def test_videos_are_served_only_from_their_folder(folder, serve):
   assert (status, part) == (206, b'0-d')
   for name in ('71.gif', '..%2Fconfig.yaml', '..%2f..%2fconfig.yaml', '/etc/passwd'):
     assert served.ask(f'video/0/{name}')[0] == 404
+  for index in ('1', 'x', '-1', '00', '%C2%B2', '9' * 5000):  # %C2%B2 is ², a digit to Python
+    assert served.ask(f'video/{index}/70.gif')[0] == 404
   for number in range(dashboard.MOST_VIDEOS):
     (folder / 'videos' / f'9{number}.gif').write_bytes(b'')
   assert len(served.json('api/runs')['runs'][0]['videos']) == dashboard.MOST_VIDEOS
@@ -338,7 +284,7 @@ def test_page_draws_new_rows_and_reports_a_stopped_dashboard(folder, command, pa
   assert page.get_attribute(chart, 'data-points') == '10' and 'catch' in page.inner_text('#runs')
   write(folder, 'learner', *map(row, range(10, 13)))
   polling.until(lambda: page.get_attribute(chart, 'data-points') == '13', 'the new rows')
-  assert 'replay' in page.inner_text('#replay').lower() and complaints == []
+  assert complaints == []
   process.send_signal(signal.SIGINT)
   page.wait_for_selector('#message:not([hidden])')
   assert 'is its command still running' in page.inner_text('#message')

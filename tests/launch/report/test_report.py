@@ -47,7 +47,7 @@ def run(*arguments):
 
 def sizes(folders):
   """{label: number of runs} of the groups of some runs."""
-  found, _ = groups.read((folder, None) for folder in folders)
+  found, _ = groups.read(folders)
   return {group.label: len(group.runs) for group in found}
 
 
@@ -94,33 +94,8 @@ def test_seeds_are_compared_by_their_last_common_values(tmp_path, capsys):
   assert run(*folders, tmp_path / 'a' / '..' / 'a') == 0
   score = 'evaluator/normalised_score 0.8 (0.6 to 1) at 200 environment steps'
   assert capsys.readouterr().out == f'catch  ppo (2 seeds)  {score}\n'
-  assert run(folders[0], '--metric', 'episode_return', '--x', 'learner_step') == 0
-  assert 'evaluator/episode_return 10 at 20 updates' in capsys.readouterr().out
-
-
-def test_metric_of_another_node_is_found_or_the_known_ones_named(tmp_path, capsys):
-  folder = write_run(tmp_path / 'a', POINTS)
-  write_rows(folder, 'learner', {'learner_step': 4, 'ppo/entropy': 1.5})
-  assert run(folder, '--metric', 'ppo/entropy', '--x', 'learner_step') == 0
-  assert 'learner/ppo/entropy 1.5 at 4' in capsys.readouterr().out
-  for options in (['--metric', 'score'], ['--metric', 'ppo/entropy', '--node', 'actor']):
-    assert run(folder, *options, '--x', 'learner_step') == 2
-    error = capsys.readouterr().err
-    assert f'--metric {options[1]}' in error and 'evaluator/episode_return' in error
-
-
-def test_label_groups_runs_into_one_curve(tmp_path, capsys):
-  names = {'a': 1e-3, 'b': 3e-4, 'c': 1e-4}
-  a, b, c = (
-    write_run(tmp_path / name, POINTS, f'learner.learning_rate={rate}')
-    for name, rate in names.items()
-  )
-  assert run(a, b, c, '--label', 'fast', a, b) == 0
-  shown = capsys.readouterr().out
-  assert 'fast (2 seeds)' in shown and 'ppo (1 seed)' in shown
-  for labels in (['--label', 'fast'], [c, '--label', 'ppo', a, b]):
-    assert run(*labels) == 2
-    assert f'--label {labels[labels.index("--label") + 1]}: ' in capsys.readouterr().err
+  assert run(folders[0], '--x', 'learner_step') == 0
+  assert 'evaluator/normalised_score 1 at 20 updates' in capsys.readouterr().out
 
 
 def test_unreadable_runs_are_left_out_by_name(tmp_path, capsys):
@@ -138,15 +113,15 @@ def test_unreadable_runs_are_left_out_by_name(tmp_path, capsys):
   assert 'no runs are given' in capsys.readouterr().err
 
 
-def test_report_of_one_metric_has_only_its_curve(tmp_path, capsys):
-  folders = [write_run(tmp_path / f'{seed}', POINTS, f'seed={seed}') for seed in range(2)]
+def test_page_has_the_curves_of_its_runs_and_escapes_their_names(tmp_path, capsys):
+  folders = [
+    write_run(tmp_path / f'a <script> {seed}', POINTS, f'seed={seed}') for seed in range(2)
+  ]
   out = tmp_path / 'new' / 'out'
-  label = ['--label', 'a <script> b', *folders]
-  assert run(*label, '--out', out, '--metric', 'normalised_score') == 0
+  assert run(*folders, '--out', out) == 0
   made = stored(out / 'report.html')
-  assert 'a <script> b' not in (out / 'report.html').read_text()
-  assert [chart['key'] for chart in made['curves']['charts']] == ['evaluator/normalised_score']
-  (curve,) = made['curves']['groups'][0].values()
+  assert 'a <script> 0' not in (out / 'report.html').read_text()
+  curve = made['curves']['groups'][0]['evaluator/normalised_score']
   assert curve['mean'] == [0, 1] and len(curve['seeds']) == 2
   (tmp_path / 'file').write_text('')
   assert run(*folders, '--out', tmp_path / 'file') == 2

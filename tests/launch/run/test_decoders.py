@@ -208,16 +208,14 @@ ROWS = strategies.lists(
   files=strategies.dictionaries(
     strategies.sampled_from(('events', 'learner', 'evaluator', 'actor-0', 'actor-x')), ROWS
   ),
-  diagnosis=trees(('learner_step', 'findings')),
 )
-def test_run_of_any_rows_is_shown(tmp_path_factory, files, diagnosis):
+def test_run_of_any_rows_is_shown(tmp_path_factory, files):
   """Each reader of a run's folder skips what it cannot read; nothing but valid JSON comes out."""
   folder = tmp_path_factory.mktemp('any') / 'run'
   given = presets.laptop('catch')
   folder_lib.open_run(folder, given)
   for name, lines in files.items():
     (folder / 'metrics' / f'{name}.jsonl').write_bytes(b''.join(line + b'\n' for line in lines))
-  (folder / folder_lib.DIAGNOSIS).write_text(json.dumps(diagnosis), errors='replace')
   shown = dashboard.Dashboard([folder])
   with np.errstate(over='ignore'):
     (described,) = shown.runs()['runs']

@@ -10,7 +10,6 @@ import signal
 import threading
 
 import climb
-import imageio.v2 as imageio
 import jax
 import numpy as np
 import polling
@@ -20,14 +19,12 @@ import safetensors
 import tiny
 
 import hephaestus
-from hephaestus.actors import videos
-from hephaestus.actors.environments import catch
 from hephaestus.agents import agent as agent_lib
 from hephaestus.launch import config, main
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import history
 from hephaestus.launch.processes import supervisor
-from hephaestus.launch.report import dashboard, panels
+from hephaestus.launch.report import panels
 from hephaestus.launch.run import fused, origin, parts
 from hephaestus.learner import checkpoint, loop
 
@@ -116,8 +113,6 @@ def test_run_ends_resumes_and_is_evaluated(finished, train, tmp_path, capsys):
   assert run('evaluate', folder, '--checkpoint', 6) == 2
   message = '--checkpoint 6: is not the update of a checkpoint, nor best; there are 5, 8'
   assert message in capsys.readouterr().err
-  assert run('evaluate', folder, '--random', '--actions', 'greedy') == 2
-  assert '--random: is one of --actions' in capsys.readouterr().err
 
   wider = ['--steps', 1200, '--reset-moments', '--set', 'actor.num_envs=32']
   assert train(*wider) == 0
@@ -203,58 +198,6 @@ def test_run_exists_once_the_parameters_that_it_begins_with_are_saved(
   capsys.readouterr()
   assert run('train', '--run', other) == 2
   assert 'is not empty and has no config.yaml' in capsys.readouterr().err
-
-
-def test_dreamer_with_options_is_trained_dreams_and_its_replay_is_shown(train, tmp_path, capsys):
-  """Salience and a Gaussian latent, which are off by default, have no other real run."""
-  folder = tmp_path / 'run'
-  options = ['agent.window=2', 'agent.latent=gaussian']
-  begin = ['--fused', '--preset', 'laptop', '--steps', 100, '--set', *tiny.RUN, *options]
-  assert train(*begin) == 0
-  out = capsys.readouterr().out
-  assert '4 environments x 5 steps: 8 updates of 8 sequences after each; 1 x cpu' in out
-  # 5 unrolls of 20 steps, two of them warm-up.
-  assert out.splitlines()[-1].startswith(
-    'done: environment_step=100 learner_step=24 episode_return='
-  )
-  assert {video.name for video in (folder / 'videos').iterdir()} == {'24.gif', '24-dream.gif'}
-  # The weights of salience stand below the boards.
-  board = np.zeros((1, tiny.CATCH['rows'] * tiny.CATCH['columns']), bool)
-  draw = catch.Catch(**tiny.CATCH).draw
-  frame = lambda window: videos.comparison(draw, board, board, np.ones((1, window)), context=1)[0]
-  heights = [frame(window).shape[0] for window in (1, 2)]
-  shown = imageio.mimread(folder / 'videos' / '24-dream.gif')[0]
-  assert shown.shape[0] == heights[1] > heights[0]
-
-  learned = rows(folder, 'learner')
-  assert [row['learner_step'] for row in learned] == [10, 20, 24]
-  assert learned[-1]['replay_ratio'] == 16
-
-  assert run('inspect', folder, '--json') == 0
-  stored = json.loads(capsys.readouterr().out)
-  steps = stored['learner_step'], stored['environment_step']
-  assert (*steps, stored['replay_ratio']) == (24, 100, 16)
-  frontier = stored['strata']['frontier']
-  assert {key: frontier[key] for key in ('size', 'max_size', 'share', 'steps')} == {
-    'size': 20, 'max_size': 512, 'share': 0.5, 'steps': 100
-  }  # fmt: skip
-  # The learner's last report is of the same update.
-  names = 'lowest', 'median', 'highest'
-  ages = [frontier['age'][name] for name in names]
-  assert ages == [learned[-1][f'replay/frontier/age/{name}'] for name in names] == [8, 24, 24]
-  answer = dashboard.Dashboard([folder]).replay(0)
-  assert answer['report']['learner_step'] == 24 and answer['cells'][0]['size'] == '20'
-  assert answer['numbers']['environment steps'] == '100'
-  assert not answer['report']['warnings'] and 'warning' not in answer['numbers']
-  unread = {'time': 2e9, 'learner_step': 24, 'memory/filled': 0.5, 'memory/evidence': 0.0}
-  with open(folder / 'metrics' / 'learner.jsonl', 'a') as file:
-    file.write(f'{json.dumps(unread)}\n' * 16)
-  assert run('inspect', folder) == 0
-  shown = ' '.join(capsys.readouterr().out.split())  # the width of a terminal wraps lines
-  assert 'checkpoint of update 24, with 20 sequences' in shown and '16.00 achieved' in shown
-  assert 'warning memory is never read' in shown
-  assert train('--no-fused') == 2
-  assert 'learner.fused: the folder has True, you gave False' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

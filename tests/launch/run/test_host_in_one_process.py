@@ -59,7 +59,9 @@ def instances(folder):
   ('agent', 'environment', 'options'),
   [
     ('ppo', 'gymnasium/CartPole-v1', PPO),
-    ('dreamer', PROGRAM, (*DREAMER, 'environment.seconds=0.0')),
+    pytest.param(
+      'dreamer', PROGRAM, (*DREAMER, 'environment.seconds=0.0'), marks=pytest.mark.slow
+    ),  # `tests/learner/test_stepped.py` tests its parts
   ],
 )
 def test_run_trains_is_evaluated_and_resumes(train, tmp_path, capsys, agent, environment, options):

@@ -90,17 +90,11 @@ def test_inspect_reports_running_run(running, hephaestus):
 
 
 @pytest.mark.timeout(600)
-def test_killed_actor_and_evaluator_restart(running):
-  running.kill('evaluator', 'actor-0')
-  acted = running.step('actor-0', 'environment_step')
-  running.wait_for(lambda: running.step('actor-0', 'environment_step') > acted + 50, 'acting again')
-
-
-@pytest.mark.timeout(600)
-def test_killed_learner_resumes_from_its_checkpoint(running):
-  running.kill('learner')
-  learned = running.step()
+def test_killed_learner_actor_and_evaluator_resume(running):
+  running.kill('learner', 'actor-0', 'evaluator')
+  learned, acted = running.step(), running.step('actor-0', 'environment_step')
   running.wait_for(lambda: running.step() > learned + 20, 'learning again')
+  running.wait_for(lambda: running.step('actor-0', 'environment_step') > acted + 50, 'acting again')
   assert runs.resumed_at(running.folder / 'logs' / 'learner.log')[-1] > 0
 
 
@@ -161,8 +155,5 @@ def test_profile_reports_traces_of_learner_and_actor(finished):
 @pytest.mark.timeout(600)
 def test_finished_run_is_checked_and_evaluated(finished, hephaestus):
   assert 'nothing is wrong' in hephaestus('inspect', finished.folder, '--check')
-  video = finished.folder / 'video.gif'
-  options = ('--episodes', 8, '--json', '--video', video)
-  result = json.loads(hephaestus('evaluate', finished.folder, *options))
+  result = json.loads(hephaestus('evaluate', finished.folder, '--episodes', 8, '--json'))
   assert result['learner_step'] == finished.rows('evaluator')[-1]['learner_step']
-  assert video.stat().st_size > 0

@@ -1,6 +1,7 @@
 """Runs of one process work without the packages of several processes; other runs are refused."""
 
 import json
+import shutil
 import sys
 
 import pytest
@@ -9,6 +10,7 @@ import runs
 from hephaestus.launch import main
 from hephaestus.launch.agents import presets
 from hephaestus.launch.files import folder as folder_lib
+from hephaestus.launch.files import metrics
 
 EXTRA = (
   "needs the extra `distributed` (pip install 'hephaestus[distributed]', "
@@ -32,6 +34,32 @@ def test_dreamer_trains_in_one_process_by_default(dreamer):
     'evaluator',
     'learner',
   }
+
+
+def test_replay_of_a_fused_dreamer_is_shown_from_its_checkpoint(dreamer, tmp_path, capsys):
+  folder = shutil.copytree(dreamer.folder, tmp_path / 'run')
+  call = lambda *words: main.run(main.parse(['hephaestus', *map(str, words)]))
+  assert call('inspect', folder, '--json') == 0
+  shown = json.loads(capsys.readouterr().out)
+  # 15 unrolls of 20 steps; all but two, the warm-up, allow eight updates.
+  assert (shown['learner_step'], shown['environment_step'], shown['replay_ratio']) == (104, 300, 16)
+  frontier = shown['strata']['frontier']
+  assert {key: frontier[key] for key in ('size', 'max_size', 'share', 'steps')} == {
+    'size': 60, 'max_size': 512, 'share': 0.5, 'steps': 300
+  }  # fmt: skip
+  learned = metrics.read(folder / 'metrics' / 'learner.jsonl')[-1]
+  assert learned['replay_ratio'] == 16 and learned['learner_step'] == 104
+  for name in ('lowest', 'median', 'highest'):
+    assert frontier['age'][name] == learned[f'replay/frontier/age/{name}']
+  assert not shown['warnings']
+  assert {path.name for path in (folder / 'videos').iterdir()} >= {'104.gif', '104-dream.gif'}
+  unread = {'time': 2e9, 'learner_step': 104, 'memory/filled': 0.5, 'memory/evidence': 0.0}
+  with open(folder / 'metrics' / 'learner.jsonl', 'a') as file:
+    file.write(f'{json.dumps(unread)}\n' * 16)
+  assert call('inspect', folder) == 0
+  printed = ' '.join(capsys.readouterr().out.split())  # the width of a terminal wraps lines
+  assert 'checkpoint of update 104, with 60 sequences' in printed and '16.00 achieved' in printed
+  assert 'warning memory is never read' in printed
 
 
 @pytest.mark.parametrize(
