@@ -89,7 +89,7 @@ def test_steps_of_a_run_are_reported_in_updates(make, changes, line):
 
 def test_port_that_cannot_be_restricted_is_refused(monkeypatch):
   monkeypatch.setattr(loopback, 'refusal', lambda: 'SO_BINDTODEVICE: Operation not permitted')
-  with pytest.raises(ValueError, match='Operation not permitted.*add --expose'):
+  with pytest.raises(ValueError, match=r'Operation not permitted.*add --expose'):
     preflight.reach(False)
   words = 'reachable without a password from every machine that reaches this one'
   assert preflight.reach(True) == words
