@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 
 MOST_CHARACTERS = 1 << 18  # a hosts file of a thousand hosts has about 100,000
 MOST_NESTED = 100  # dictionaries and lists
+_CONTROL = re.compile(r'[\x00-\x08\x0b-\x1f\x7f-\x9f]')  # a terminal obeys these
 
 
 def read(path: pathlib.Path, name: str) -> Any:
@@ -49,11 +50,13 @@ def literal(value: Any) -> Any:
 
 
 def _check(text: str) -> None:
-  """Raises YAMLError for a text at which the parser would exceed its stack and end the process, or be slow."""
+  """Raises YAMLError for control characters, or where the parser would exceed its stack, or be slow."""
   if len(text) > MOST_CHARACTERS:
     raise yaml.YAMLError(f'it has more than {MOST_CHARACTERS:,} characters')
   depth = 0
   for event in yaml.parse(text, Loader=yaml.SafeLoader):  # one after the other, without recursion
+    if isinstance(event, yaml.ScalarEvent) and _CONTROL.search(event.value):
+      raise yaml.YAMLError(f'{event.value[:40]!r} has a control character')
     depth += isinstance(event, yaml.CollectionStartEvent)
     depth -= isinstance(event, yaml.CollectionEndEvent)
     if depth > MOST_NESTED:

@@ -108,10 +108,12 @@ def read(folder: pathlib.Path) -> Exported:
     learner_step = content['learner_step']
     if type(learner_step) is not int:
       raise ValueError(f'learner_step={learner_step!r} is no whole number'[:200])
+    if not all(map(str.isprintable, content['action_names'])):
+      raise ValueError('action_names: has a control character, or is no list of texts')
     return Exported(
       config=config,
       learner_step=learner_step,
-      action_names=tuple(map(str, content['action_names'])),
+      action_names=tuple(content['action_names']),
       observation_spec=_spec_from_json(content['observation_spec']),
       action_spec=_spec_from_json(content['action_spec']),
       arrays={
