@@ -136,13 +136,29 @@ class TensorBoardLogger:
       self._file.close()
 
 
+def check_wandb() -> None:
+  """Raises ValueError if a run could not report to Weights & Biases: without the package, or a key unless offline."""
+  try:
+    import wandb
+  except ImportError as error:
+    raise ValueError(
+      'Weights & Biases was asked for, but the package is not installed. '
+      'Install the extra `wandb`: uv sync --inexact --extra wandb'
+    ) from error
+  mode = os.environ.get('WANDB_MODE') or wandb.api.settings().get('mode', 'online')
+  if mode in ('online', 'shared') and not wandb.api.api_key:
+    raise ValueError(
+      'wandb.enabled=True: there is no key of Weights & Biases; run `wandb login`, or set WANDB_MODE=offline'
+    )
+
+
 class WandbLogger:
   """Logger that sends rows to Weights & Biases: one group per run, one W&B run in it per node.
 
   With `options.artifacts`, the learner also uploads each checkpoint, and the evaluator each video.
 
   Raises:
-    ValueError: the package `wandb` is not installed.
+    ValueError: the package `wandb` is not installed, or has no key; see `check_wandb`.
   """
 
   def __init__(
@@ -152,13 +168,9 @@ class WandbLogger:
     steps_key: str,
     options: 'launch_config.WandbConfig',
   ):
-    try:
-      import wandb
-    except ImportError as error:
-      raise ValueError(
-        'Weights & Biases was asked for, but the package is not installed. '
-        'Install the extra `wandb`: uv sync --inexact --extra wandb'
-      ) from error
+    check_wandb()
+    import wandb
+
     id_file = run_directory / 'wandb' / f'{node_name}.id'
     if not id_file.exists():
       id_file.parent.mkdir(parents=True, exist_ok=True)
