@@ -95,8 +95,10 @@ class File:
 
   def last(self, key: str) -> float | None:
     """Value of a key in the newest row; None if that row has none."""
-    rows, values = self._columns.get(key, ((), ()))
-    return values[-1] if rows and rows[-1] == self._count - 1 else None
+    if key not in self._columns:
+      return None
+    rows, values = self._columns[key]
+    return values[-1] if rows[-1] == self._count - 1 else None
 
   def read(self) -> bool:
     """Reads the next complete lines, up to CHUNK bytes; returns whether there were any."""
