@@ -16,13 +16,12 @@ from omegaconf import errors as omegaconf_errors
 from hephaestus.actors import config as actors_config
 from hephaestus.actors import environments
 from hephaestus.actors.environments import names
-from hephaestus.launch import comments, records
+from hephaestus.launch import comments, records, safe_yaml
 from hephaestus.replay import parameters, tables
 
 AGENT, PRESET, WANDB = 'agent_name', 'preset', 'wandb'
 LARGEST = 2**63 - 1  # absolute value of a whole number
 _plain: Callable[..., Any] = OmegaConf.to_container
-_MOST_NESTED = 100  # dictionaries and lists of a file
 
 
 def of_preset(agent: str, preset: str, environment: str) -> 'ExperimentConfig':
@@ -229,7 +228,12 @@ def override(
   Raises:
     ValueError: a key is unknown (the message has the nearest known ones), or a value is invalid.
   """
-  given = [(key, str(value), lambda value=value: value) for key, value in _leaves(content).items()]
+  values = values_of(config)
+  texts = {key: each for key, each in values.items() if isinstance(each, str) and '${' in each}
+  given = [
+    (key, str(value), lambda value=value: value)
+    for key, value in (texts | _leaves(content)).items()
+  ]
   for assignment in assignments:
     key, separator, text = assignment.partition('=')
     if not separator or not key:
@@ -238,11 +242,11 @@ def override(
       raise ValueError(
         f'{assignment}: cannot be set, since all other values depend on it; use --agent'
       )
-    given.append((key, text, functools.partial(_parse, text)))
+    given.append((key, text, functools.partial(safe_yaml.parse_value, text)))
   tree: Any = OmegaConf.structured(config)
   for key, text, value in given:
     try:
-      tree = _assign(tree, key, value())
+      tree = _assign(tree, key, safe_yaml.literal(value()))
     except (
       omegaconf_errors.OmegaConfBaseException, yaml.YAMLError, RecursionError, TypeError
     ) as error:  # fmt: skip
@@ -250,15 +254,11 @@ def override(
   try:
     changed: Any = OmegaConf.to_object(tree)
   except omegaconf_errors.OmegaConfBaseException as error:  # some are ValueErrors, of several lines
-    first_line = str(error).split('\n')[0]
-    raise ValueError(f'{getattr(error, "full_key", None) or "the config"}: {first_line}') from None
+    key = getattr(error, 'full_key', None) or 'the config'
+    values = {name: f'{name}={text}' for name, text, _ in given}
+    reason = str(error).split('\n')[0].rpartition("': ")[2]  # of what follows the escaped text
+    raise ValueError(f'{values.get(key, key)}: {reason}') from None
   return changed
-
-
-def _parse(text: str) -> Any:
-  """The value of a text in YAML, of which interpolations are resolved."""
-  value = OmegaConf.from_dotlist([f'value={text}']).value
-  return value.replace('${', r'\${') if isinstance(value, str) else value
 
 
 def _assign(tree: Any, key: str, value: Any) -> Any:
@@ -270,8 +270,6 @@ def _assign(tree: Any, key: str, value: Any) -> Any:
     listed = OmegaConf.create({'list': _plain(OmegaConf.select(tree, whole))})
     OmegaConf.update(listed, f'list[{element}', value)
     key, value = whole, _plain(listed)['list']
-  if OmegaConf.is_config(value):
-    value = _plain(value)
   if key == 'replay.strata' and isinstance(value, list | tuple):
     value = _strata(value)
   nested = OmegaConf.create()
@@ -353,12 +351,15 @@ def load(path: pathlib.Path) -> ExperimentConfig:
 
   ValueError if it is no config of this version, or not trusted.
   """
-  return from_yaml(path.read_text(errors='replace'), str(path))
+  return _from_content(safe_yaml.read(path, str(path)), str(path))
 
 
 def from_yaml(text: str, name: str) -> ExperimentConfig:
   """Does the same as `load` for a text; messages begin with `name`."""
-  content = parse_yaml(text, name)
+  return _from_content(safe_yaml.parse(text, name), name)
+
+
+def _from_content(content: Any, name: str) -> ExperimentConfig:
   try:
     environment = content.get('environment')
     given = environment.get('name') if isinstance(environment, dict) else None
@@ -369,25 +370,6 @@ def from_yaml(text: str, name: str) -> ExperimentConfig:
   except Exception as error:  # parsers raise many types for a broken file
     first_line = str(error).split('\n')[0]
     raise ValueError(f'{name}: is not a config of this version ({first_line})') from None
-
-
-def parse_yaml(text: str, name: str) -> Any:
-  """Parses YAML that may be of somebody else to nested dictionaries and lists of plain types.
-
-  ValueError, which begins with `name`, if it is none, or nested so deeply that the parser would exceed its
-  stack and end the process.
-  """
-  depth = 0
-  try:
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):  # one after the other, without recursion
-      depth += isinstance(event, yaml.CollectionStartEvent)
-      depth -= isinstance(event, yaml.CollectionEndEvent)
-      if depth > _MOST_NESTED:
-        raise ValueError(f'is nested more than {_MOST_NESTED} deep')
-    return _plain(OmegaConf.create(text))
-  except Exception as error:  # parsers raise many types for a broken file
-    first_line = str(error).split('\n')[0]
-    raise ValueError(f'{name}: is not YAML ({first_line})') from None
 
 
 def flatten(tree: Any, prefix: str = '') -> dict[str, Any]:
@@ -440,7 +422,7 @@ class ConfigFile(NamedTuple):
 
 def read_partial(path: pathlib.Path) -> ConfigFile:
   """Reads a file of `--config`, which may be config.yaml of a run; ValueError if it is none."""
-  content: Any = parse_yaml(path.read_text(errors='replace'), f'--config {path}')
+  content: Any = safe_yaml.read(path, f'--config {path}')
   if not isinstance(content, dict):
     raise ValueError(f'--config {path}: must be a mapping, as `hephaestus config` prints one')
   given = {key: content.pop(key, None) for key in (PRESET, AGENT)}

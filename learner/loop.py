@@ -445,5 +445,6 @@ def check_params(params: Tree, step: int) -> None:
 def _refuse(broken: Sequence[str], step: int, rates: str) -> None:
   raise FloatingPointError(
     f'learner step {step}: {", ".join(broken)} not finite; the run resumes from its last checkpoint. '
-    f'If it happens again, lower {rates}'
+    f'If it happens again, the environment may give numbers that are not finite (`hephaestus doctor '
+    f'ENVIRONMENT` plays it); else lower {rates}'
   )

@@ -136,7 +136,7 @@ class Connection:
       logging.info('%s: the replay server at %s is back', self._name, self.address)
     self._alive = True
     self._unanswered_since = None
-    return infos
+    return {name: each for name, each in infos.items() if name.isprintable()}  # in a terminal
 
   def probe(self, timeout_seconds: float = 1.0) -> TableInfos | None:
     """Asks as `info` does, but waits only once for a server that is down.

@@ -78,7 +78,7 @@ def counts(directory: str) -> tuple[float, dict[str, dict[str, int]]] | None:
         }
         for table in _tables(folder)
       }
-    except (OSError, tf.errors.OpError):  # broken, or replaced by a newer one meanwhile
+    except Exception:  # broken, or replaced by a newer one meanwhile
       continue
   return None
 
@@ -113,6 +113,8 @@ class Contents:
           return
       except (OSError, tf.errors.NotFoundError):
         continue  # a newer one has taken its place
+      except Exception as error:  # whatever records of somebody else make their parsers raise
+        fault = _reason(error)
       if os.path.exists(folder):
         broken[f'checkpoint {os.path.basename(folder)} is broken ({fault})'] = None
     raise FileNotFoundError('; '.join([f'no whole checkpoint in {directory}', *broken]))
@@ -138,10 +140,21 @@ class Contents:
       self.items[item.table].append(Item(item.key, keys, inserted, *ranges[keys[0]]))
 
   def read(self, table: str) -> Iterator[tuple[Item, list[np.ndarray]]]:
-    """Yields each item of a table, the oldest first, with the columns of its sequence, [1, ...] each."""
+    """Yields each item of a table, the oldest first, with the columns of its sequence, [1, ...] each.
+
+    ValueError, which names the item, if it is broken.
+    """
     for item in self.items[table]:
-      columns = self._columns[item.key]
-      yield item, [np.concatenate(list(map(self._steps, each.chunk_slices))) for each in columns]
+      try:
+        columns = [
+          np.concatenate(list(map(self._steps, each.chunk_slices)))
+          for each in self._columns[item.key]
+        ]
+      except Exception as error:  # as in the constructor
+        raise ValueError(
+          f'replay: key {item.key} of table {table} is broken ({_reason(error)})'
+        ) from None
+      yield item, columns
 
   def _steps(self, piece: schema_pb2.FlatTrajectory.ChunkSlice) -> np.ndarray:
     """[length, ...] the steps of a column in one of its chunks."""
@@ -269,6 +282,10 @@ def _signature(
     return None
   info = schema_pb2.TableInfo(signature=table.signature)
   return reverb_types.TableInfo.from_serialized_proto(info.SerializeToString()).signature
+
+
+def _reason(error: Exception) -> str:
+  return f'{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ""}'
 
 
 def _decompress(block: bytes) -> np.ndarray:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import ipaddress
 import os
 import select
@@ -123,15 +124,18 @@ def _listening(port: int) -> Iterator[socket.socket]:
   """Yields the sockets of this process that listen at a port, which several may share."""
   for entry in os.listdir('/proc/self/fd'):
     try:
-      found = socket.socket(fileno=os.dup(int(entry)))
-    except OSError:  # closed meanwhile, or no socket
-      continue
-    with found:
-      if found.family not in (socket.AF_INET, socket.AF_INET6):
+      found = socket.socket(fileno=int(entry))  # not a duplicate, which fails if there are too many
+    except OSError as error:
+      if error.errno in (errno.EBADF, errno.ENOTSOCK):  # closed meanwhile, or no socket
         continue
-      listens = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-      if listens and found.getsockname()[1] == port:
-        yield found
+      raise
+    try:
+      if found.family in (socket.AF_INET, socket.AF_INET6):
+        listens = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        if listens and found.getsockname()[1] == port:
+          yield found
+    finally:
+      found.detach()  # it is the server's
 
 
 def _other_addresses() -> list[str]:

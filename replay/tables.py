@@ -289,8 +289,14 @@ def make_server(
   os.environ.update(connection.without_proxy([]))
   wanted = {table.name: table.info for table in tables}
   checkpointer = None if directory is None else checkpoint.checkpointer(directory)
-  with contextlib.nullcontext(port) if exposed else loopback.restricted(port or 0) as port:
-    server = reverb.Server(tables, port=port, checkpointer=checkpointer)
+  server = None
+  try:
+    with contextlib.nullcontext(port) if exposed else loopback.restricted(port or 0) as port:
+      server = reverb.Server(tables, port=port, checkpointer=checkpointer)
+  except BaseException:
+    if server is not None:  # which every machine reaches
+      server.stop()
+    raise
   for name, line in changed_settings(wanted, server.localhost_client().server_info()):
     logging.warning(
       'replay: table %r was restored with %s; use an empty directory to change it', name, line

@@ -39,6 +39,8 @@ class Catch(environment.DiscreteEnvironment):
 
   def __post_init__(self):
     self._check_least(rows=2, columns=2, cell_pixels=0)
+    size = self.rows * self.columns * max(1, 3 * self.cell_pixels**2)
+    self._check_size(size, 'rows', 'columns', 'cell_pixels')
 
   @property
   def observation_spec(self) -> specs.BoundedArray:

@@ -20,6 +20,7 @@ Metrics = Mapping[str, chex.Numeric]
 _NONE: Metrics = MappingProxyType({})
 
 FINITE_BOUNDS = 'finite bounds are needed with a finite difference, such as -1 and 1'
+MOST_NUMBERS = 1 << 24
 REDUCTIONS = ('mean', 'sum', 'max', 'last')
 """How the values of a metric at the steps of an episode become one number, see `Environment.metrics`."""
 
@@ -232,6 +233,14 @@ class DiscreteEnvironment(Environment):
     for name, lowest in least.items():
       if getattr(self, name) < lowest:
         raise ValueError(f'environment.{name}={getattr(self, name)}: at least {lowest} is needed')
+
+  def _check_size(self, count: int, *options: str) -> None:
+    """Raises ValueError if options make observations of so many numbers that even their spec takes minutes."""
+    if count > MOST_NUMBERS:
+      given = ', '.join(f'environment.{name}={getattr(self, name)}' for name in options)
+      raise ValueError(
+        f'{given}: at most {MOST_NUMBERS:,} numbers fit an observation, not {count:,}'
+      )
 
 
 class _CopiedSpec:

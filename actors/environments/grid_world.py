@@ -90,6 +90,7 @@ class GridWorld(environment.DiscreteEnvironment):
 
   def __post_init__(self):
     self._check_least(size=2, max_steps=1)
+    self._check_size(self.size**2, 'size')
     most = self.size**2 - 1
     if not 1 <= self.num_resources <= most:
       raise ValueError(

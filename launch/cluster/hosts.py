@@ -31,6 +31,8 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
+from hephaestus.launch import safe_yaml
+
 if TYPE_CHECKING:  # its import takes seconds
   from hephaestus.launch import config as launch_config
 
@@ -252,16 +254,15 @@ def check(hosts: Hosts, config: 'launch_config.ExperimentConfig') -> None:
 
 def load(path: pathlib.Path) -> Hosts:
   """Reads a hosts file, see `parse`."""
-  return parse(path.read_text(errors='replace'), str(path))
+  return _hosts(safe_yaml.read(path, str(path)), str(path))
 
 
 def parse(text: str, name: str) -> Hosts:
   """Parses the text of a hosts file; ValueError, with its name, the key and a remedy, for others."""
-  try:
-    content: Any = OmegaConf.to_container(OmegaConf.create(text))
-  except Exception as error:  # whatever a broken or foreign file makes a reader raise
-    reason = ' '.join(str(error).split())
-    raise ValueError(f'{name}: is no hosts file ({reason})') from None
+  return _hosts(safe_yaml.parse(text, name), name)
+
+
+def _hosts(content: Any, name: str) -> Hosts:
   entries = content.get('hosts') if isinstance(content, dict) else None
   if not isinstance(entries, dict):
     raise ValueError(f'{name}: hosts: must map the name of each host to what it runs')
@@ -282,7 +283,9 @@ def _host(name: Any, entry: Any, common: dict[str, Any]) -> Host:
   if not isinstance(entry, dict):
     raise ValueError(f'hosts.{name}={entry!r}: must be a mapping, such as {{actors: 8}}')
   try:
-    tree = OmegaConf.merge(OmegaConf.structured(Host), common | entry | {'name': name})
+    tree = OmegaConf.merge(
+      OmegaConf.structured(Host), safe_yaml.literal(common | entry | {'name': name})
+    )
     host: Any = OmegaConf.to_object(tree)
   except Exception as error:  # of OmegaConf, with the key, or of the classes above
     path = '.'.join(filter(None, ['hosts', str(name), getattr(error, 'full_key', None)]))

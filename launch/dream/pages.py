@@ -106,13 +106,13 @@ def make_app(sessions: Sessions, token: str) -> server.App:
 
   async def body(request: requests.Request) -> dict[str, Any]:
     content = b''
-    async for chunk in request.stream():
-      content += chunk
-      if len(content) > MOST_BYTES:
-        raise exceptions.HTTPException(413, f'a request has at most {MOST_BYTES:,} bytes')
     try:
+      async for chunk in request.stream():
+        content += chunk
+        if len(content) > MOST_BYTES:
+          raise exceptions.HTTPException(413, f'a request has at most {MOST_BYTES:,} bytes')
       asked = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError, requests.ClientDisconnect) as error:
       raise exceptions.HTTPException(400, f'the request is not JSON ({error})') from None
     if not isinstance(asked, dict):
       raise exceptions.HTTPException(400, 'the request is no JSON object')

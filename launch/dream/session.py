@@ -287,7 +287,7 @@ class Session:
       spec.validate(value)
       if not (np.isfinite(given) & ((spec.dtype.kind == 'f') | (value == given))).all():
         raise ValueError
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
       bounds = environment_lib.describe_bounds(spec)
       count = f'{spec.shape[0]} numbers' if spec.shape else 'a whole number'
       raise ValueError(f'action={action!r}: {count} from {bounds} should be given') from None

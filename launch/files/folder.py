@@ -96,7 +96,8 @@ def check_entries(folder: pathlib.Path) -> None:
   never end. The folder itself may be a link.
 
   Raises:
-    ValueError: an entry, at any depth, is a link or another kind of file; names it.
+    ValueError: an entry, at any depth, is a link or another kind of file, or its name has a character that a
+      terminal obeys; names it.
   """
   for root, folders, files in os.walk(folder):
     in_wandb = pathlib.Path(root) == folder / WANDB
@@ -104,6 +105,8 @@ def check_entries(folder: pathlib.Path) -> None:
       if in_wandb and not name.endswith('.id'):
         continue
       path = pathlib.Path(root, name)
+      if not name.isprintable():
+        raise ValueError(f'{folder}: its entry {name!r} has a control character; delete it')
       with contextlib.suppress(FileNotFoundError):  # a run may delete a checkpoint meanwhile
         mode = path.lstat().st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):

@@ -75,7 +75,8 @@ class File:
     self._inode = inode
     self._offset = 0
     self._count = 0
-    self._columns: dict[str, array.array[float]] = {}
+    # Of each key, the rows that have a number for it, and the numbers.
+    self._columns: dict[str, tuple[array.array[int], array.array[float]]] = {}
 
   @property
   def keys(self) -> list[str]:
@@ -88,13 +89,16 @@ class File:
     """[N] f64, the values of a key in all rows; NaN where a row has no number for it."""
     column = np.full(self._count, np.nan)
     if key in self._columns:
-      column[: len(self._columns[key])] = self._columns[key]
+      rows, values = self._columns[key]
+      column[np.asarray(rows)] = values
     return column
 
   def last(self, key: str) -> float | None:
     """Value of a key in the newest row; None if that row has none."""
-    column = self._columns.get(key)
-    return column[-1] if column and len(column) == self._count else None
+    if key not in self._columns:
+      return None
+    rows, values = self._columns[key]
+    return values[-1] if rows[-1] == self._count - 1 else None
 
   def read(self) -> bool:
     """Reads the next complete lines, up to CHUNK bytes; returns whether there were any."""
@@ -127,13 +131,15 @@ class File:
     return end > 0
 
   def _append(self, row: dict[str, Any]) -> None:
+    if len(self._columns) + len(row.keys() - self._columns.keys()) > metrics.MOST_KEYS:
+      raise ValueError('it has too many metrics')
     if self._keep_rows:
       self.rows.append(row)
     for key, value in row.items():
-      if isinstance(value, int | float):  # columns end at their last number
-        column = self._columns.setdefault(key, array.array('d'))
-        column.extend([math.nan] * (self._count - len(column)))
-        column.append(value)
+      if isinstance(value, int | float):
+        rows, values = self._columns.setdefault(key, (array.array('q'), array.array('d')))
+        rows.append(self._count)
+        values.append(value)
     self._count += 1
 
 

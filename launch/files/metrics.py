@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 TAIL_BYTES = 1 << 16
 LARGEST = 1e100  # absolute value of a number of a row; float32 ends at 3.4e38
 LATEST = 1e11  # unix seconds, in the year 5138
+MOST_KEYS = 1000  # names of metrics in a file
+LONGEST_KEY = 200  # characters
+CONTROL = re.compile(
+  r'[\x00-\x1f\x7f-\x9f\ud800-\udfff]'
+)  # in texts of others: a terminal obeys these
 # Kinds of the fields of an event.
 EVENT_KINDS: dict[str, Callable[[], Any]] = {
   'kind': str, 'name': str, 'text': str, 'pid': int, 'restarts': int, 'exit_code': int,
@@ -131,13 +136,29 @@ class TensorBoardLogger:
       self._file.close()
 
 
+def check_wandb() -> None:
+  """Raises ValueError if a run could not report to Weights & Biases: without the package, or a key unless offline."""
+  try:
+    import wandb
+  except ImportError as error:
+    raise ValueError(
+      'Weights & Biases was asked for, but the package is not installed. '
+      'Install the extra `wandb`: uv sync --inexact --extra wandb'
+    ) from error
+  mode = os.environ.get('WANDB_MODE') or wandb.api.settings().get('mode', 'online')
+  if mode in ('online', 'shared') and not wandb.api.api_key:
+    raise ValueError(
+      'wandb.enabled=True: there is no key of Weights & Biases; run `wandb login`, or set WANDB_MODE=offline'
+    )
+
+
 class WandbLogger:
   """Logger that sends rows to Weights & Biases: one group per run, one W&B run in it per node.
 
   With `options.artifacts`, the learner also uploads each checkpoint, and the evaluator each video.
 
   Raises:
-    ValueError: the package `wandb` is not installed.
+    ValueError: the package `wandb` is not installed, or has no key; see `check_wandb`.
   """
 
   def __init__(
@@ -147,13 +168,9 @@ class WandbLogger:
     steps_key: str,
     options: 'launch_config.WandbConfig',
   ):
-    try:
-      import wandb
-    except ImportError as error:
-      raise ValueError(
-        'Weights & Biases was asked for, but the package is not installed. '
-        'Install the extra `wandb`: uv sync --inexact --extra wandb'
-      ) from error
+    check_wandb()
+    import wandb
+
     id_file = run_directory / 'wandb' / f'{node_name}.id'
     if not id_file.exists():
       id_file.parent.mkdir(parents=True, exist_ok=True)
@@ -306,7 +323,8 @@ def newest(path: str | os.PathLike[str], count: int) -> list[dict[str, Any]]:
 def row(line: bytes, path: str | os.PathLike[str]) -> dict[str, Any]:
   """Parses a line of a file of metrics.
 
-  Values of a node's row that are neither numbers nor None are left out.
+  Values of a node's row that are neither numbers nor None are left out, and those with hostile names.
+  Texts of an event have no control characters.
 
   Args:
     line: the line, a JSON object with a number `time`.
@@ -321,7 +339,15 @@ def row(line: bytes, path: str | os.PathLike[str]) -> dict[str, Any]:
   try:
     found = json.loads(line, parse_float=decimal, parse_int=integer, parse_constant=decimal)
     if kind in ('learner', 'actor', 'evaluator', 'counts'):
-      found = {key: each for key, each in found.items() if each is None or _is_number(each)}
+      found = {
+        key: each for key, each in found.items()
+        if (each is None or _is_number(each)) and len(key) <= LONGEST_KEY and not CONTROL.search(key)
+      }  # fmt: skip
+    elif kind == 'events':
+      found = {
+        key: CONTROL.sub('?', each) if isinstance(each, str) else each
+        for key, each in found.items()
+      }
     is_event = kind != 'events' or _is_event(found)
     if is_event and _is_number(found.get('time')) and 0 <= found['time'] <= LATEST:
       return found
@@ -343,11 +369,15 @@ def _is_event(row: Mapping[str, Any]) -> bool:
 
 
 def _rows(lines: Sequence[bytes], path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-  """Parses lines, without those that are no rows; `history.File` counts them."""
+  """Parses lines, without those that are no rows or exceed MOST_KEYS; `history.File` counts them."""
   found = []
+  known: set[str] = set()
   for line in lines:
     with contextlib.suppress(ValueError):
-      found.append(row(line, path))
+      each = row(line, path)
+      if len(known) + len(each.keys() - known) <= MOST_KEYS:
+        known |= each.keys()
+        found.append(each)
   return found
 
 

@@ -105,9 +105,14 @@ def read(folder: pathlib.Path) -> Exported:
     if content['format'] != FORMAT:
       raise ValueError(f'its format is {content["format"]}, this version reads {FORMAT}')
     config = launch_config.from_yaml(json.dumps(content['config']), str(file))
+    learner_step = content['learner_step']
+    if type(learner_step) is not int:
+      raise ValueError(f'learner_step={learner_step!r} is no whole number'[:200])
+    if not all(map(str.isprintable, content['action_names'])):
+      raise ValueError('action_names: has a control character, or is no list of texts')
     return Exported(
       config=config,
-      learner_step=content['learner_step'],
+      learner_step=learner_step,
       action_names=tuple(content['action_names']),
       observation_spec=_spec_from_json(content['observation_spec']),
       action_spec=_spec_from_json(content['action_spec']),
@@ -119,11 +124,16 @@ def read(folder: pathlib.Path) -> Exported:
   except names.UntrustedError:
     raise
   except Exception as error:  # a broken file may raise any error
-    first_line = str(error).split('\n')[0]
-    raise ValueError(
-      f'{folder}: is not an exported policy of this version ({first_line}); make one with '
-      '`hephaestus export RUN --out DIR`'
-    ) from None
+    raise refusal(folder, error) from None
+
+
+def refusal(folder: pathlib.Path, error: Exception) -> ValueError:
+  """The error for a folder whose content made a reader, or an agent that was made of it, raise any other."""
+  first_line = str(error).split('\n')[0]
+  return ValueError(
+    f'{folder}: is not an exported policy of this version ({first_line}); make one with '
+    '`hephaestus export RUN --out DIR`'
+  )
 
 
 def _spec_to_json(spec: Any) -> Any:

@@ -296,7 +296,12 @@ def load(
     if environment is not None or exported.observation_spec is None:
       environment = environment or exported.config.make_environment()
       exported = exported._replace(observation_spec=environment.observation_spec)
-    agent, shapes = _make_agent(exported)
+    try:
+      agent, shapes = _make_agent(exported)
+    except ValueError:
+      raise
+    except Exception as error:  # of specs that no environment has
+      raise exported_lib.refusal(folder, error) from None
     file = str(folder / exported_lib.PARAMS)
     # Shipped agents have all parameters, since they can be dreamt; `export` writes what acting needs.
     has_all = exported.arrays.keys() >= exported_lib.named(shapes).keys()

@@ -190,9 +190,6 @@ def _whole(name: str, value: Any) -> int | None:
     raise ValueError(f'{name}={error}') from None
 
 
-INTERPOLATION = r'\\${'  # as OmegaConf and a quoted text of YAML escape it
-
-
 def _plain(value: Any) -> Any:
   """A value of NumPy, a path or an entry of an enumeration as JSON can hold it; TypeError for others."""
   if isinstance(value, pathlib.PurePath):
@@ -207,7 +204,7 @@ def _plain(value: Any) -> Any:
 def _assignments(overrides: Overrides) -> list[str]:
   """Converts overrides, of which mappings may be nested, to assignments PATH=VALUE as for `--set`.
 
-  A text in a mapping stays that text, also 'no', '007' or '${HOME}', which `--set` would read as YAML.
+  A text in a mapping stays that text, also 'no' or '007', which `--set` would read as YAML.
 
   Raises:
     ValueError: a value is of another kind than YAML has; names its key.
@@ -225,7 +222,7 @@ def _assignments(overrides: Overrides) -> list[str]:
         raise ValueError(
           f'{key}={value!r}: give a number, a text, a truth value, None, or a list of these'
         ) from None
-      result.append(f'{key}={text.replace("${", INTERPOLATION)}')
+      result.append(f'{key}={text}')
   return result
 
 

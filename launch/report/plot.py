@@ -52,10 +52,12 @@ def runs(
       axes.plot(seed.x, seed.mean, linewidth=0.7, alpha=0.4, **steps)
     axes.fill_between(places, low, high, color=steps['color'], alpha=0.18, linewidth=0, step='post')
     name = f'{label} ({len(seeds)} seeds)' if seeds else label
+    name = name.replace('$', r'\$')  # which begins a formula
     line = LINES[index // COLOURS % len(LINES)]
     axes.plot(places, mean, line, linewidth=2.0, label=name, **steps)
     axes.plot(places[-1:], mean[-1:], 'o', color=steps['color'], markersize=4.4)
-  axes.set_title('\n'.join(textwrap.wrap(metric, 60)), loc='left', fontsize=POINTS + 1.5)
+  title = '\n'.join(textwrap.wrap(metric, 60)).replace('$', r'\$')
+  axes.set_title(title, loc='left', fontsize=POINTS + 1.5)
   axes.set_xlabel(history.X_AXES[x], fontsize=POINTS, color=colours['faint'])
   axes.tick_params(labelsize=POINTS - 1, colors=colours['faint'])
   axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=''))

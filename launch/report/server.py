@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Seque
 from typing import Any
 
 PAGE = pathlib.Path(__file__).parent / 'assets'  # a report uses its style, too
+MOST_CONNECTIONS = 100  # a browser has six
 PACKAGES = ('starlette', 'uvicorn')  # that a server needs
 SHARED = ('elements.js', 'page.css', 'icon.svg')  # files of PAGE that all pages use
 HEADERS = {
@@ -130,6 +131,8 @@ def make_server(app: App) -> Any:
     uvicorn.Config(
       app,
       lifespan='off',
+      http=_make_protocol(),
+      backlog=MOST_CONNECTIONS,  # accepted at once, before any is closed
       ws='none',
       log_level='warning',
       access_log=False,  # it would contain the token
@@ -137,6 +140,28 @@ def make_server(app: App) -> Any:
       timeout_graceful_shutdown=1,
     )
   )
+
+
+def _make_protocol() -> Any:
+  """Makes uvicorn's class of a connection, of which one too many closes the oldest: it may never ask."""
+  from uvicorn.protocols.http import h11_impl
+
+  connections: dict[Any, None] = {}
+
+  class Protocol(h11_impl.H11Protocol):
+    def connection_made(self, transport: Any) -> None:
+      super().connection_made(transport)
+      connections[self] = None
+      if len(connections) > MOST_CONNECTIONS:
+        oldest = next(iter(connections))
+        del connections[oldest]
+        oldest.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+      connections.pop(self, None)
+      super().connection_lost(exc)
+
+  return Protocol
 
 
 def serve(make_app: Callable[[str], App], port: int, *, open_browser: bool = False) -> None:

@@ -83,13 +83,14 @@ def train(
     share = share or whole(config)
     shards = parts_lib.replay_names(config.replay.num_shards)
     here = [shard for shard, name in enumerate(shards) if name in share.nodes]
+    _announce(config, share, here, exposed)
     launch = composition.Launch(
       config=config,
       folder=folder,
       profile=profile,
       launch_id=share.launch_id,
       shards_here=here,
-      exposed=_announce(config, share, here, exposed),
+      exposed=exposed,
       coordinator=share.coordinator,
     )
     (folder / folder_lib.ADDRESS).write_text('\n'.join(share.addresses))
@@ -138,14 +139,12 @@ def train(
 
 def _announce(
   config: launch_config.ExperimentConfig, share: Share, shards: Sequence[int], exposed: bool
-) -> bool:
+) -> None:
   """Checks and prints the ports at which these shards of replay, and a learner, will listen on this host.
 
-  Returns whether other machines may reach replay, which may be so where it is not to be `exposed`;
-  ValueError if a port or an address cannot be used.
+  ValueError if a port or an address cannot be used, or is not to be `exposed` and cannot be restricted.
   """
-  if shards:
-    exposed, reach = preflight.reach(exposed)
+  reach = preflight.reach(exposed) if shards else ''
   for shard in shards:
     port = _port_of(share.addresses[shard])
     refusal = f'replay.port={port}: cannot be used ({{}}); give another, or null for a free one'
@@ -162,7 +161,6 @@ def _announce(
       f'{learner} listens at {share.coordinator}: {preflight.coordinator_reach(address)}',
       flush=True,
     )
-  return exposed
 
 
 @contextlib.contextmanager

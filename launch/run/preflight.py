@@ -61,16 +61,19 @@ def memory() -> int:
   return min(total, int(text)) if text.isdigit() else total
 
 
-def reach(exposed: bool) -> tuple[bool, str]:
-  """Whether replay on this host is reachable from other machines, and a description of who can reach it.
+def reach(exposed: bool) -> str:
+  """Describes who can reach replay on this host.
 
-  It is, too, where the user does not want it `exposed`, if the system cannot restrict the port to this machine.
+  ValueError if it should not be `exposed` and the system cannot restrict the port to this machine.
   """
-  refusal = '' if exposed else loopback.refusal()
-  if not exposed and not refusal:
-    return False, 'reachable from this machine only'
-  why = f' (this system cannot restrict it: {refusal})' if refusal else ''
-  return True, f'reachable without a password from every machine that reaches this one{why}'
+  if exposed:
+    return 'reachable without a password from every machine that reaches this one'
+  if refusal := loopback.refusal():
+    raise ValueError(
+      f"replay's port cannot be restricted to this machine ({refusal}); add --expose, or leave tunnel out "
+      'of a hosts file, to let every machine that reaches this one use it; --fused has no port'
+    )
+  return 'reachable from this machine only'
 
 
 def check_listening(host: str, port: int, refusal: str) -> None:

@@ -55,6 +55,10 @@ def validate_here(
   """
   from hephaestus.launch.agents import machine
 
+  if config.wandb.enabled:
+    from hephaestus.launch.files import metrics  # which imports TensorBoard's writer
+
+    metrics.check_wandb()
   here = machine.find()
   if config.fused or config.learner.num_processes == 1:  # several are for tests, on the CPU
     machine.check(config, here)

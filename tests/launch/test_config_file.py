@@ -6,6 +6,7 @@ import pytest
 
 from hephaestus.launch import comments, config, main, records
 from hephaestus.launch.agents import presets
+from hephaestus.launch.cluster import hosts
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.run import request
 
@@ -118,10 +119,39 @@ def test_bad_file_is_named_with_its_key(make, text, words):
     make(text)
 
 
-def test_deeply_nested_file_is_refused(tmp_path):
-  """The parser in C would end the process by a segmentation fault."""
+@pytest.mark.parametrize(
+  ('text', 'words'),
+  [
+    ('[' * 100_000, 'nested more than 100 deep'),
+    ('- 1\n' * 100_000, 'more than 262,144 characters'),
+  ],
+)
+@pytest.mark.parametrize('read', [config.load, config.read_partial, hosts.load])
+def test_file_that_would_end_its_parser_is_refused(read, text, words, tmp_path):
+  """The parser in C ends the process by a segmentation fault."""
   path = tmp_path / 'config.yaml'
-  path.write_text('[' * 100_000)
-  for read in (config.load, config.read_partial):
-    with pytest.raises(ValueError, match=f'{path}.*nested more than 100 deep'):
-      read(path)
+  path.write_text(text)
+  with pytest.raises(ValueError, match=f'{path}.*{words}'):
+    read(path)
+
+
+def test_deeply_nested_value_is_refused():
+  with pytest.raises(ValueError, match=r'environment.rows=.*nested more than 100 deep'):
+    config.override(presets.laptop('catch'), ['environment.rows=' + '[' * 100_000])
+
+
+def test_text_of_a_file_is_not_resolved(make, monkeypatch, tmp_path):
+  """Nor does it read the environment or its own keys, which would take 10^20 characters."""
+  monkeypatch.setenv('SECRET', 'secret')
+  bomb = ''.join(f'  a{i + 1}: "{f"${{.a{i}}}" * 10}"\n' for i in range(20))
+  made = make(f'environment:\n  name: catch\n  a0: "${{oc.env:SECRET}}"\n{bomb}')
+  assert made.environment['a0'] == '${oc.env:SECRET}'
+  assert made.environment['a20'] == '${.a19}' * 10
+  config.save(made, tmp_path / 'config.yaml')
+  loaded = config.override(
+    config.load(tmp_path / 'config.yaml'), ['seed=3', 'environment.b=${seed}']
+  )
+  assert loaded.environment == made.environment | {'b': '${seed}'}
+  text = 'hosts: {a: {replay: {address: h, port: 9}, learner: true, evaluator: true, actors: 1}}'
+  read = hosts.parse(f'command: "${{oc.env:SECRET}}"\n{text}', 'hosts.yaml')
+  assert read.hosts[0].command == '${oc.env:SECRET}'

@@ -176,6 +176,14 @@ def test_entry_that_becomes_a_link_is_not_followed(stranger, tmp_path):
   assert described['messages'] == ['1 line of its metrics is damaged and left out']
 
 
+def test_entry_whose_name_a_terminal_obeys_is_refused(tmp_path, capsys):
+  folder_lib.open_run(tmp_path / 'run', launch_config.override(presets.laptop('catch'), []))
+  (tmp_path / 'run' / 'videos' / f'{TITLE}.gif').write_bytes(b'')
+  assert run('config', '--run', tmp_path / 'run') == 2
+  printed = capsys.readouterr().err
+  assert 'has a control character' in printed and TITLE[:4] not in printed
+
+
 def test_broken_run_does_not_hide_healthy_ones(stranger, tmp_path, monkeypatch):
   healthy, broken = stranger('healthy'), stranger('broken')
   (broken / 'checkpoints' / '²').mkdir()

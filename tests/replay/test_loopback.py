@@ -1,6 +1,8 @@
 """Ports of real servers, which other machines reach only if they are exposed."""
 
 import contextlib
+import os
+import resource
 import socket
 import struct
 
@@ -90,6 +92,53 @@ def test_request_before_the_restriction_does_not_reach_the_server(
     else:
       polling.until(lambda: size() == 0, 'the reset')
   server.stop()
+
+
+def test_restriction_leaks_no_descriptor(restricts_ports, serve, unlimited):
+  pipes = [os.pipe() for _ in range(20)]  # which are no sockets
+  serve(unlimited(), exposed=False)[0].stop()
+  before = len(os.listdir('/proc/self/fd'))
+  with contextlib.closing(socket.socket()) as own, loopback.restricted() as port:
+    for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+      own.setsockopt(socket.SOL_SOCKET, option, 1)
+    own.bind(('', port))
+    own.listen()
+  assert len(os.listdir('/proc/self/fd')) <= before
+  for pipe in pipes:
+    for end in pipe:
+      os.close(end)
+
+
+def test_server_stays_restricted_without_free_descriptors(restricts_ports, outside):
+  """A table of descriptors that is full once the server listens hides none of its sockets."""
+  limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+  with contextlib.closing(socket.socket()) as server:
+    for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+      server.setsockopt(socket.SOL_SOCKET, option, 1)
+    try:
+      with loopback.restricted() as port:
+        server.bind(('', port))
+        server.listen()
+        spare = os.dup(0)  # for the folder of all descriptors
+        resource.setrlimit(resource.RLIMIT_NOFILE, (spare + 1, limits[1]))
+        os.close(spare)
+    finally:
+      resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert not connects(outside, port)
+    assert connects('127.0.0.1', port)
+
+
+def test_server_that_cannot_be_restricted_is_stopped(monkeypatch, outside, serve, unlimited):
+  def refuse(listening):
+    raise PermissionError(1, 'Operation not permitted')
+
+  with socket.socket() as probe:
+    probe.bind(('', 0))
+    port = probe.getsockname()[1]
+  monkeypatch.setattr(loopback, '_bind_to_loopback', refuse)
+  with pytest.raises(PermissionError) as kept:  # with its traceback, and so the server
+    serve(unlimited(), port=port, exposed=False)
+  assert not connects(outside, port) and kept
 
 
 def test_refusal_describes_a_missing_or_ignored_permission(monkeypatch, outside):

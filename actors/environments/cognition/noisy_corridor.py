@@ -56,6 +56,7 @@ class NoisyCorridor(environment.DiscreteEnvironment):
 
     check(self.pixels in ('binary', 'normal'), 'pixels', "choose 'binary' or 'normal'")
     self._check_least(length=2, num_noisy=1, num_pixels=1, max_steps=1)
+    self._check_size(self.length + self.num_pixels, 'length', 'num_pixels')
     most = self.length - self.num_noisy
     remedy = f'from 0 to {most}, so that {self.num_noisy} noisy cells end within the corridor'
     check(0 <= self.first_noisy <= most, 'first_noisy', remedy)

@@ -370,3 +370,21 @@ def test_copied_spec_keeps_its_own_field(spec, field):
 def test_board_larger_than_its_vector_is_rejected():
   with pytest.raises(ValueError, match=r'board_shape=\(2, 3, 4\)'):
     environment.BoardSpec((23,), np.float32, (2, 3, 4))
+
+
+@pytest.mark.parametrize(
+  ('name', 'options'),
+  [
+    ('catch', {'rows': 10**9}),
+    ('catch', {'cell_pixels': 10**5}),
+    ('grid_world', {'size': 10**5}),
+    ('noisy_corridor', {'length': 10**9}),
+  ],
+)
+def test_observation_that_no_memory_holds_is_refused(name, options):
+  (option,) = options
+  with pytest.raises(
+    ValueError,
+    match=rf'environment\.(.*, environment\.)?{option}=1.*: at most 16,777,216 numbers fit',
+  ):
+    environments.make(name, **options)

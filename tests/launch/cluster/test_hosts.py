@@ -81,7 +81,7 @@ def write(tmp_path):
     ('    actors: 2', '    ssh: {target: me@there}', 'hosts.cpu: ssh, local: there are several'),
     ('    actors: 2', '    tunnel: true', 'hosts.cpu: tunnel=True: '),
     ('    local: true\n  cpu', '    ssh: {target: -oProxyCommand=x}\n  cpu', "target='-oProxyCo"),
-    ('    learner: true', '    learner: !!python/object/apply:os.getcwd []', 'is no hosts file'),
+    ('    learner: true', '    learner: !!python/object/apply:os.getcwd []', 'is not YAML'),
     ('learner: true', 'learner: 1', 'hosts.trainer: learner=1: '),
     (
       '    evaluator',

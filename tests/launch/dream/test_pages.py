@@ -3,6 +3,7 @@
 import base64
 import io
 import re
+import socket
 
 import gymnasium
 import jax
@@ -109,6 +110,8 @@ def test_session_over_http(serve):
     ('act', {'at': 0, 'action': 9}, 400, 'action=9'),
     ('act', {'at': 0, 'wish': 1}, 400, 'wish'),
     ('act', b'{', 400, 'not JSON'),
+    ('act', b'{"a":' * 10_000, 400, 'not JSON'),
+    ('act', b'{"at": 0, "action": 1' + b'0' * 400 + b'}', 400, 'a whole number from'),
     ('act', [0], 400, 'no JSON object'),
     ('act', b' ' * 70_000, 413, '65,536 bytes'),
     ('begin_dream', {'at': 5}, 400, 'at=5'),
@@ -121,6 +124,19 @@ def test_wrong_request_is_answered_by_one_line(serve, path, content, status, tex
   found, answer, _ = served.ask(f'api/sessions/{name}/{path}', content)
   assert found == status and text in answer.decode() and b'\n' not in answer
   assert len(served.json(f'api/sessions/{name}')['steps']) == 1
+
+
+def test_request_that_is_broken_off_raises_nothing(serve, capfd):
+  served = serve()
+  name = served.json('api/sessions', {})['session']
+  head = (
+    f'POST /secret/api/sessions/{name}/act HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n'
+  )
+  for _ in range(3):
+    with socket.create_connection(('127.0.0.1', served.port)) as peer:
+      peer.sendall(head.encode() + b'{')
+  polling.until(lambda: served.ask('')[0] == 200, 'an answer')
+  assert capfd.readouterr().err == ''
 
 
 def test_session_that_was_used_longest_ago_is_closed_for_another(serve, monkeypatch):

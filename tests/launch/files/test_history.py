@@ -2,6 +2,7 @@
 
 import json
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -50,6 +51,34 @@ def test_new_rows_are_read_once(folder):
   write(folder, 'learner', rows(3, 5))
   assert read(run).curves('learner_step')[LOSS].x.tolist() == [0, 1, 2, 3, 4]
   assert run.version != version and run.last('learner', 'loss') == 40.0
+
+
+def test_new_keys_in_each_row_take_memory_of_the_file_only(folder):
+  """A full column for each of these keys would take 800 MB."""
+  write(folder, 'learner', [{f'new-{index}': 1.0} for index in range(metrics.MOST_KEYS + 100)])
+  write(folder, 'learner', [{'new-0': 1.0} for _ in range(50_000)])
+  write(folder, 'learner', [{f'new-{index}': 1.0 for index in range(0, 900)}])
+  tracemalloc.start()
+  run = read(history.History(folder))
+  _, most = tracemalloc.get_traced_memory()
+  tracemalloc.stop()
+  assert most < 30e6
+  assert len(run._nodes['learner'].keys) == metrics.MOST_KEYS
+  assert run.damage.startswith('101 lines')
+  assert run.last('learner', 'new-899') == 1.0 and run.last('learner', 'new-950') is None
+  known = {name for row in metrics.read(folder / 'metrics' / 'learner.jsonl') for name in row}
+  assert len(known) == metrics.MOST_KEYS
+
+
+@pytest.mark.parametrize('name', ['a' * 300, 'a\x00b', 'a\x1b]0;b\x07', 'a\x9b2J', '\ud800'])
+def test_metric_of_a_hostile_name_is_left_out(folder, name):
+  write(folder, 'learner', rows(0, 2, **{name: 1.0, '$\\frac{$': 2.0}))
+  (folder / 'metrics' / 'events.jsonl').write_text(
+    json.dumps({'time': 1, 'kind': 'warning', 'text': f'of {name[:9]}'}) + '\n'
+  )
+  run = read(history.History(folder))
+  assert set(run.curves('learner_step')) == {LOSS, 'learner/$\\frac{$'}
+  assert run.events[0]['text'].isprintable()
 
 
 def test_truncated_line_is_read_later_and_damaged_line_skipped(folder):

@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 
 from hephaestus.launch import config as launch_config
+from hephaestus.launch.agents import presets
 from hephaestus.launch.files import metrics
+from hephaestus.launch.run import request as request_lib
+from hephaestus.launch.run import validation
 
 
 @pytest.fixture
@@ -158,6 +161,22 @@ def test_missing_wandb_names_the_extra(tmp_path, monkeypatch):
   wandb = launch_config.WandbConfig(enabled=True)
   with pytest.raises(ValueError, match='uv sync --inexact --extra wandb'):
     metrics.make_logger(tmp_path, 'learner', steps_key='learner_step', wandb=wandb)
+
+
+def test_wandb_without_a_key_is_refused_unless_offline(tmp_path, monkeypatch, request):
+  request.addfinalizer(pytest.importorskip('wandb').teardown)  # it keeps the variables below
+  monkeypatch.setenv('HOME', str(tmp_path))  # which has no netrc
+  monkeypatch.setenv('NETRC', str(tmp_path / 'netrc'))
+  for name in ('WANDB_API_KEY', 'WANDB_MODE'):
+    monkeypatch.delenv(name, raising=False)
+  made = launch_config.override(presets.laptop('catch'), ['wandb=true'])
+  with pytest.raises(ValueError, match=r'wandb\.enabled=True: there is no key.*WANDB_MODE=offline'):
+    validation.validate_here(request_lib.TrainRequest(), made)
+  monkeypatch.setenv('WANDB_MODE', 'offline')
+  validation.validate_here(request_lib.TrainRequest(), made)
+  monkeypatch.setenv('WANDB_MODE', 'online')
+  monkeypatch.setenv('WANDB_API_KEY', '0' * 40)
+  validation.validate_here(request_lib.TrainRequest(), made)
 
 
 def sent_to_wandb(folder):

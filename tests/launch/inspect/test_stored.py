@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 import reverb
+import tensorflow as tf
 import tiny
 
 from hephaestus.launch import config, main
@@ -209,6 +210,30 @@ def test_contents_are_arrays_that_were_written(run, sequences):
   jax.tree.map(
     np.testing.assert_array_equal, jax.tree.map(lambda *x: np.concatenate(x), *found), written
   )
+
+
+@pytest.mark.parametrize('name', ['tables', 'items', 'chunks'])
+def test_hostile_checkpoint_is_refused_by_name(run, sequences, capsys, name):
+  """Its checksums hold, and its records are of somebody else."""
+  run.write(sequences)
+  path = run.save()
+  file = os.path.join(path, f'{name}.tfrecord')
+  records = [each.numpy() for each in tf.data.TFRecordDataset(file, 'ZLIB')]
+  random = np.random.default_rng(0)
+  hostile = [[], records[1:], [b'\xff' * 9, *records], [records[0][:20], *records[1:]]]
+  for _ in range(4):
+    one = bytearray(records[0])
+    one[random.integers(min(len(one), 60))] ^= 1 << random.integers(8)
+    hostile.append([bytes(one), *records[1:]])
+  for each in hostile:
+    os.unlink(file)  # which `kept` has, too
+    with tf.io.TFRecordWriter(file, 'ZLIB') as stream:
+      for record in each:
+        stream.write(record)
+    code = inspect(run.folder, '--check', '--sample', 1)
+    printed = capsys.readouterr()
+    assert code in (0, 1, 2) and (printed.err.count('\n') == 1 or code != 2)
+    contents.counts(run.replay)
 
 
 def test_damaged_block_is_refused():

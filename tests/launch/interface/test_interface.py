@@ -273,6 +273,9 @@ def test_exported_policy_acts_as_the_run(run, policy, tmp_path, capsys):
     (lambda content: content.update(format=2), 'its format is 2, this version reads 1'),
     (lambda content: content['config']['agent'].update(hidden_size=17), 'should be float32'),
     (lambda content: content.pop('action_spec'), "'action_spec'"),
+    (lambda content: content.update(action_spec=None), 'is not an exported policy'),
+    (lambda content: content['observation_spec'].update(dtype='U3'), 'is not an exported policy'),
+    (lambda content: content.update(learner_step={}), 'learner_step={} is no whole number'),
   ],
 )
 def test_exported_folder_that_does_not_fit_is_refused(run, tmp_path, change, words):

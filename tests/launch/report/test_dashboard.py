@@ -7,6 +7,7 @@ import pathlib
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -49,6 +50,17 @@ def serve():
       return made
 
     yield serve
+
+
+def test_connections_without_a_request_do_not_keep_others_out(serve, folder):
+  served = serve(folder)
+  with contextlib.ExitStack() as stack:
+    silent = [
+      stack.enter_context(socket.create_connection(('127.0.0.1', served.port), timeout=20))
+      for _ in range(server.MOST_CONNECTIONS + 50)
+    ]
+    assert silent[0].recv(1) == b''  # closed by the server
+    assert served.ask('')[0] == 200
 
 
 @pytest.fixture

@@ -189,6 +189,13 @@ def test_picture_shows_a_curve_for_each_group_of_runs(tmp_path):
     plot.runs(out, {'one': seeds[:1]}, 'actor/none')
 
 
+def test_picture_of_a_name_that_is_no_formula(tmp_path):
+  folder = write_run(tmp_path / 'run', POINTS)
+  write_rows(folder, 'learner', {'learner_step': 3, 'environment_step': 9, '$\\frac{$': 1.0})
+  plot.runs(tmp_path / 'x.png', {'$\\frac{$': [folder]}, 'learner/$\\frac{$')
+  assert (tmp_path / 'x.png').stat().st_size > 10_000
+
+
 def test_missing_package_names_its_extra(tmp_path, capsys, monkeypatch):
   folder = write_run(tmp_path / 'a', POINTS)
   monkeypatch.setitem(sys.modules, 'uplot', None)

@@ -87,16 +87,14 @@ def test_steps_of_a_run_are_reported_in_updates(make, changes, line):
   assert line_of_run.startswith(line) and ('too few' in line_of_run) == ('too few' in line)
 
 
-def test_reach_reports_port_that_cannot_be_restricted(monkeypatch):
+def test_port_that_cannot_be_restricted_is_refused(monkeypatch):
   monkeypatch.setattr(loopback, 'refusal', lambda: 'SO_BINDTODEVICE: Operation not permitted')
-  exposed, words = preflight.reach(False)
-  assert exposed and 'without a password' in words and 'Operation not permitted' in words
+  with pytest.raises(ValueError, match=r'Operation not permitted.*add --expose'):
+    preflight.reach(False)
+  words = 'reachable without a password from every machine that reaches this one'
+  assert preflight.reach(True) == words
   monkeypatch.setattr(loopback, 'refusal', lambda: '')
-  assert preflight.reach(False) == (False, 'reachable from this machine only')
-  exposed, words = preflight.reach(True)
-  assert (
-    exposed and words == 'reachable without a password from every machine that reaches this one'
-  )
+  assert preflight.reach(False) == 'reachable from this machine only'
 
 
 def test_replay_drains_until_hosts_disconnect(monkeypatch):
