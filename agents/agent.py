@@ -41,8 +41,7 @@ class Agent(NamedTuple):
     act: (acting params, key, policy state, time step [N, ...], *, greedy) -> (policy state,
       Decision), one step in N environments. A FIRST step clears the policy state. `greedy` takes the
       most likely action instead of a sampled one. An agent with `exploring` also takes `explores`, [N]
-      bool, the environments in which an explorer acts; by default none. An agent with `noise` also takes
-      the noise of the step in place of the key.
+      bool, the environments in which an explorer acts; by default none.
     explain: as `act`, with more `extras`: `log_probs`, [N, A] float32, log-probabilities of all
       choices, concatenated over the parts of an action; with an episodic memory `recalled_value` and
       `recalled_evidence`, [N, A] float32, two fields of `memory.Recall`, and each field of
@@ -55,10 +54,6 @@ class Agent(NamedTuple):
       None for an agent without a model.
     exploring: (acting params, number of parallel environments N) -> [N] bool, environments in which an
       explorer should act while experience is collected; None for an agent that has one policy.
-    noise: (PRNG key, number of parallel environments N) -> the random numbers of one step, a dict of [N, ...]
-      float32 arrays whose names end with their distribution: `uniform`, in [0, 1), standard `normal` or
-      standard `gumbel`. Zeros as `action_...` give the most likely action. None for an agent whose random
-      numbers cannot be given.
   """
 
   init_params: Callable[[chex.PRNGKey], Tree]
@@ -69,7 +64,6 @@ class Agent(NamedTuple):
   explain: Callable[..., tuple[Tree, Any]] | None = None
   foresee: Callable[..., Foresight] | None = None
   exploring: Callable[[Tree, int], jax.Array] | None = None
-  noise: Callable[[chex.PRNGKey, int], dict[str, jax.Array]] | None = None
 
 
 def all_params(train: Any) -> Tree:

@@ -241,11 +241,6 @@ class Actions:
       return MultiCategorical.from_logits(outputs, self.num_choices, mask, unimix)
     return TanhNormal.from_outputs(outputs, self.spec.minimum, self.spec.maximum)
 
-  @property
-  def noise_kind(self) -> str:
-    """The distribution of `noise`, 'gumbel' or 'normal'."""
-    return 'gumbel' if self.discrete else 'normal'
-
   def noise(self, key: chex.PRNGKey, *axes: int) -> jax.Array:
     """Standard Gumbel (discrete) or normal noise to sample actions with, [*axes, A] float32."""
     return (jax.random.gumbel if self.discrete else jax.random.normal)(key, (*axes, self.size))
@@ -268,11 +263,6 @@ class Gaussian(NamedTuple):
 
   mean: jax.Array  # [..., Z] float32, of each latent variable
   variance: jax.Array  # [..., Z] float32, positive
-
-  @staticmethod
-  def noise_kind() -> str:
-    """The distribution of `noise`."""
-    return 'normal'
 
   @staticmethod
   def num_outputs(size: int, classes: int) -> int:
@@ -326,11 +316,6 @@ class Categorical(NamedTuple):
 
   log_probs: jax.Array  # [..., Z, C] float32, normalised
   known_probs: jax.Array | None = None  # their exponentials, or None to compute them when read
-
-  @staticmethod
-  def noise_kind() -> str:
-    """The distribution of `noise`."""
-    return 'uniform'
 
   @staticmethod
   def num_outputs(size: int, classes: int) -> int:

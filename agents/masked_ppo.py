@@ -380,10 +380,7 @@ def make_ppo(config: PPOConfig, observation_spec: Tree, action_spec: Any) -> PPO
     ValueError: `distributions.Actions` does not support the action spec.
   """
   network = Network(config, observation_spec, action_spec)
-  discrete, noise_name = network.actions.discrete, f'action_{network.actions.noise_kind}'
-
-  def make_noise(key: chex.PRNGKey, num_envs: int) -> dict[str, jax.Array]:
-    return {noise_name: network.actions.noise(key, num_envs)}
+  discrete = network.actions.discrete
 
   def act(params: Tree, key: Any, memory: Memory, timestep: Any, *, greedy: bool, explain=False):
     inputs, first = network.flatten(timestep.observation), timestep.step_type == FIRST
@@ -391,8 +388,7 @@ def make_ppo(config: PPOConfig, observation_spec: Tree, action_spec: Any) -> PPO
     memory, outputs, value = network.apply(params, one_step, first[None], memory)
     mask = observation_lib.action_mask(timestep.observation) if discrete else None
     policy = network.actions.policy(outputs[0], mask)
-    noises = key if isinstance(key, dict) else make_noise(key, timestep.step_type.shape[0])
-    noise = noises[noise_name]
+    noise = network.actions.noise(key, timestep.step_type.shape[0])
     extras = {'value': value[0]}
     if discrete:
       action = policy.mode() if greedy else policy.sample(noise)
@@ -412,6 +408,5 @@ def make_ppo(config: PPOConfig, observation_spec: Tree, action_spec: Any) -> PPO
     stored_state=lambda memory: memory,
     act=act,
     explain=functools.partial(act, explain=True) if discrete else None,
-    noise=make_noise,
   )
   return PPO(config, network, agent)

@@ -23,8 +23,7 @@ class Window(NamedTuple):
   Attributes:
     features: [..., S, F] in the compute dtype, all features of a step, concatenated.
     novelty: [..., S] float32.
-    is_there: [..., S] float32, 1 at steps of this episode, which are pooled, else 0; not bool, since ONNX
-      runtimes cannot choose between two bools.
+    is_there: [..., S] float32, 1 at steps of this episode, which are pooled, else 0.
   """
 
   features: jax.Array

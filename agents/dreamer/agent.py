@@ -81,7 +81,6 @@ def make_dreamer(
     explain=functools.partial(acting.act, explain=True) if policy.discrete else None,
     foresee=functools.partial(comparison.foresee, model, policy),
     exploring=acting.exploring if policy.explores else None,
-    noise=acting.noise,
   )
   return Dreamer(config, model, policy, agent)
 
@@ -142,19 +141,6 @@ class _Acting:
   def initial_policy_state(self, num_envs: int) -> PolicyState:
     return PolicyState(self.model.rssm.initial(num_envs), self.policy.context.initial(num_envs))
 
-  @property
-  def _noises(self) -> tuple[str, str]:
-    """Names of the noise of latents and of actions."""
-    networks = self.model.networks
-    return f'latent_{networks.latent_type.noise_kind()}', f'action_{networks.actions.noise_kind}'
-
-  def noise(self, key: chex.PRNGKey, num_envs: int) -> dict[str, jax.Array]:
-    """See `Agent.noise`."""
-    makers = (self.model.rssm.noise, self.policy.noise)
-    keys = (jax.random.split(each, num_envs) for each in jax.random.split(key))
-    each = zip(self._noises, makers, keys, strict=True)
-    return {name: jax.vmap(make)(own) for name, make, own in each}
-
   def act(
     self,
     params: Tree,
@@ -168,9 +154,10 @@ class _Acting:
   ) -> tuple[PolicyState, experience.Decision]:
     """See `Agent.act` and `Agent.explain`."""
     model, policy = self.model, self.policy
-    noises = key if isinstance(key, dict) else self.noise(key, timestep.step_type.shape[0])
-    latent_noise, noise = (noises[name] for name in self._noises)
     first = timestep.step_type == rssm.FIRST
+    makers = (model.rssm.noise, policy.noise)
+    keys = (jax.random.split(each, len(first)) for each in jax.random.split(key))
+    latent_noise, noise = (jax.vmap(make)(own) for make, own in zip(makers, keys, strict=True))
     step, recall = model.observe(params, state.recurrent, timestep.observation, first, latent_noise)
     own = params['actor_critic']
     read = policy.read(own, state.memory, step, model.novelty(step), first)
