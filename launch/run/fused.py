@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -30,11 +31,13 @@ def build(
   parts: parts_lib.Parts,
   devices: list[jax.Device],
   should_stop: Callable[[], bool] = lambda: False,
+  fail: Callable[[host.Failure], None] | None = None,
 ) -> unrolled.FusedProgram:
   """Makes the program of a run for these devices, not yet compiled; of a `HostProgram` if stepped on the host.
 
-  After each step of an environment on the host, `should_stop` may end the unroll. ValueError if
-  environments, minibatches, strata or an unroll do not divide or fit, see `make_replay`.
+  After each step of an environment on the host, `should_stop` may end the unroll. Where one fails, the unroll
+  ends likewise after `fail` was told. ValueError if environments, minibatches, strata or an unroll do not divide
+  or fit, see `make_replay`.
   """
   environment, agent = parts.environment, parts.agent
   update: Any = config.record.make_update(config, parts.trained, num_devices=len(devices))
@@ -54,6 +57,11 @@ def build(
     try:
       return unroll.unroll(*arguments)
     except rollout.StoppedError:
+      return None
+    except host.Failure as error:
+      if fail is None:
+        raise
+      fail(error)
       return None
 
   return (stepped.HostProgram if is_on_host else unrolled.FusedProgram)(
@@ -126,12 +134,19 @@ def _available_bytes(devices: list[jax.Device]) -> int | None:
 
 
 class Prepared(NamedTuple):
-  """Parts and program of a fused run, nothing of it compiled yet; `stop` notes signals while entered."""
+  """Parts and program of a fused run, nothing of it compiled yet.
+
+  While it is entered, `stop` notes signals; `failures` are of environments on the host, which end the run, too.
+  """
 
   config: launch_config.ExperimentConfig
   parts: parts_lib.Parts
   program: unrolled.FusedProgram
   stop: supervisor.Interrupts
+  failures: list[host.Failure]
+
+  def should_stop(self) -> bool:
+    return self.stop.count > 0 or bool(self.failures)
 
 
 def prepare(config: launch_config.ExperimentConfig) -> Prepared:
@@ -139,8 +154,10 @@ def prepare(config: launch_config.ExperimentConfig) -> Prepared:
   _prepare_process()
   parts = parts_lib.make_parts(config)
   stop = supervisor.Interrupts(_say_stopping)
-  program = build(config, parts, jax.local_devices(), lambda: stop.count > 0)
-  return Prepared(config, parts, program, stop)
+  failures: list[host.Failure] = []
+  should_stop = lambda: stop.count > 0
+  program = build(config, parts, jax.local_devices(), should_stop, failures.append)
+  return Prepared(config, parts, program, stop, failures)
 
 
 def train(
@@ -156,7 +173,8 @@ def train(
     The exit code: 0 when finished or stopped by SIGTERM, 130 by Ctrl-C, 1 when a metric is not finite.
 
   Raises:
-    ValueError: the folder is locked, the program exceeds the memory, or the checkpoint has another config.
+    ValueError: the folder is locked, the program exceeds the memory, the checkpoint has another config, or an
+      environment on the host has failed; its traceback is in the learner's log then, and a checkpoint is saved.
   """
   config, program = prepared.config, prepared.program
   launch = composition.Launch(config=config, folder=folder, profile=profile)
@@ -179,6 +197,12 @@ def train(
     except FloatingPointError as error:
       monitor.say(str(error))
       return 1
+    for failure in prepared.failures:
+      log = folder / 'logs' / f'{parts_lib.LEARNER}.log'
+      log.parent.mkdir(exist_ok=True)
+      log.write_text(''.join(traceback.format_exception(failure)))
+      monitor.say(f'an environment failed; traceback: {log}')
+      raise failure
   if profile is not None:
     print(profile_lib.report(profile, folder), flush=True)
   return progress_lib.farewell(folder, config, 0 if finished else stop.first)
@@ -198,7 +222,7 @@ class _Monitor:
     self.warn = self._warnings.warn
     self._count = progress_lib.count_writer(launch.folder)
     self._scorer: evaluator.Scorer | None = None
-    self._should_stop = lambda: prepared.stop.count > 0
+    self._should_stop = prepared.should_stop
     self.hooks = loop_lib.Hooks(
       should_stop=self._should_stop, make_logger=self._make_logger, between=self._between
     )
@@ -228,8 +252,12 @@ class _Monitor:
       snapshot = parameters.Snapshot(
         status.step, status.environment_step, ended_launch=0, params=status.acting_params()
       )
-      with contextlib.suppress(rollout.StoppedError):
+      try:
         self._scorer.score(snapshot, final=status.finished)
+      except rollout.StoppedError:
+        pass
+      except host.Failure as error:
+        self._prepared.failures.append(error)
 
   def close(self) -> None:
     """Closes the evaluation and the events; ends the line, so that the next text begins one."""

@@ -96,11 +96,11 @@ def in_process():
       same = dataclasses.replace(same, max_environment_steps=10**9)
     return launch_config.to_yaml(same)
 
-  def program(config, made, devices, should_stop=None):
+  def program(config, made, devices, should_stop=None, fail=None):
     # The capacity of a replay depends on the length of the run.
     replay = None if config.record.on_policy else fused.make_replay(config, len(devices))
     stop = should_stop if isinstance(made.environment, host.HostEnvironment) else None
-    return text(config), str(replay), len(devices), stop
+    return text(config), str(replay), len(devices), stop, stop and fail
 
   def play(environment, agent, num_envs, *, should_stop=None, **options):
     stop = should_stop if isinstance(environment, host.HostEnvironment) else None

@@ -223,6 +223,34 @@ def test_non_finite_metrics_end_the_run(finished, train, tmp_path, capsys, monke
   assert 'lower learner.learning_rate' in capsys.readouterr().out.splitlines()[-1]
 
 
+def test_a_run_whose_environment_failed_keeps_its_traceback_and_resumes(train, tmp_path, capsys):
+  gymnasium = pytest.importorskip('gymnasium')
+
+  class Failing(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Discrete(2), gymnasium.spaces.Discrete(2)
+    steps_left = 5_000  # more than the check of the environment takes
+
+    def reset(self, seed=None, options=None):
+      return 0, {}
+
+    def step(self, action):
+      Failing.steps_left -= 1
+      if Failing.steps_left == 0:
+        raise OSError('the game has crashed')
+      return 1, float(action), False, False, {}
+
+  gymnasium.register('Failing-v0', Failing, max_episode_steps=5)
+  begin = ['--agent', 'ppo', '--fused', '--steps', 9000, '--env', 'gymnasium/Failing-v0']
+  begin += ['--preset', 'laptop']
+  assert train(*begin, '--set', *TINY[2:]) == 2
+  printed = capsys.readouterr()
+  assert 'gymnasium/Failing-v0' in printed.err and 'the game has crashed' in printed.err
+  log = (tmp_path / 'run' / 'logs' / 'learner.log').read_text()
+  assert 'Traceback' in log and 'OSError: the game has crashed' in log
+  assert max(checkpoint.saved_steps(tmp_path / 'run' / 'checkpoints')) > 0
+  assert train() == 0
+
+
 @pytest.mark.faults
 @pytest.mark.timeout(600)
 def test_killed_dreamer_resumes_bitwise(tmp_path):
