@@ -107,8 +107,8 @@ class Run:
   def follow(self) -> None:
     """Notes new rows of the learner's metrics, before one that resumes drops those it lost."""
     newest = self.curve[-1][0] if self.curve else 0.0
-    rows = metrics.since(self.folder / 'metrics' / 'learner.jsonl', newest)
-    self.curve += [(row['time'], row['environment_step']) for row in rows]
+    rows = metrics.read(self.folder / 'metrics' / 'learner.jsonl')
+    self.curve += [(row['time'], row['environment_step']) for row in rows if row['time'] > newest]
 
   def pid(self, node: str) -> int:
     """PID of a node, 0 if it does not run."""
