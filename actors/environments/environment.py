@@ -20,7 +20,7 @@ Metrics = Mapping[str, chex.Numeric]
 _NONE: Metrics = MappingProxyType({})
 
 FINITE_BOUNDS = 'finite bounds are needed with a finite difference, such as -1 and 1'
-MOST_NUMBERS = 1 << 24
+MOST_NUMBERS = 1 << 24  # of an observation
 REDUCTIONS = ('mean', 'sum', 'max', 'last')
 """How the values of a metric at the steps of an episode become one number, see `Environment.metrics`."""
 

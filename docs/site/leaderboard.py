@@ -149,7 +149,7 @@ def draw(rows: Sequence[dict[str, Any]], device: dict[str, Any]) -> Any:
 
   Args:
     rows: rows of `bench learning`.
-    device: run -> its curve, of the section "several runs" of results/h100.json.
+    device: run -> its curve, of the section "several runs" of results/accelerators.json.
 
   Returns:
     A matplotlib figure, with one axis for each of DRAWN.
@@ -177,6 +177,6 @@ def draw(rows: Sequence[dict[str, Any]], device: dict[str, Any]) -> Any:
 
 if __name__ == '__main__':
   found = runs.read_rows(DOCS / 'results')
-  measured = json.loads((DOCS / 'results' / 'h100.json').read_text())
+  measured = json.loads((DOCS / 'results' / 'accelerators.json').read_text())
   draw(found, measured['sections']['several runs']['runs']).savefig(PICTURE, dpi=110)
   PAGE.write_text(page(found))

@@ -25,9 +25,8 @@ LARGEST = 1e100  # absolute value of a number of a row; float32 ends at 3.4e38
 LATEST = 1e11  # unix seconds, in the year 5138
 MOST_KEYS = 1000  # names of metrics in a file
 LONGEST_KEY = 200  # characters
-CONTROL = re.compile(
-  r'[\x00-\x1f\x7f-\x9f\ud800-\udfff]'
-)  # in texts of others: a terminal obeys these
+# Characters that a terminal obeys, or cannot show, in texts of others.
+CONTROL = re.compile(r'[\x00-\x1f\x7f-\x9f\ud800-\udfff]')
 # Kinds of the fields of an event.
 EVENT_KINDS: dict[str, Callable[[], Any]] = {
   'kind': str, 'name': str, 'text': str, 'pid': int, 'restarts': int, 'exit_code': int,

@@ -34,11 +34,12 @@ def report(
     x: the x-axis, one of history.X_AXES.
 
   Returns:
-    A line on the score of each curve, or its return if there is none; and remarks on what is left out, damaged or written.
+    A line on the score of each curve, or its return if there is none; and remarks on what is left out,
+    damaged or written.
 
   Raises:
-    ValueError: there is nothing to show, a package of the extra `report`
-      is not installed, or the folder cannot be written to.
+    ValueError: there is nothing to show, a package of the extra `report` is not installed, or the folder
+      cannot be written to.
   """
   if out is not None:
     server.check_packages('report', 'uplot')

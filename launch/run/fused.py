@@ -155,8 +155,7 @@ def prepare(config: launch_config.ExperimentConfig) -> Prepared:
   parts = parts_lib.make_parts(config)
   stop = supervisor.Interrupts(_say_stopping)
   failures: list[host.Failure] = []
-  should_stop = lambda: stop.count > 0
-  program = build(config, parts, jax.local_devices(), should_stop, failures.append)
+  program = build(config, parts, jax.local_devices(), lambda: stop.count > 0, failures.append)
   return Prepared(config, parts, program, stop, failures)
 
 
@@ -197,15 +196,22 @@ def train(
     except FloatingPointError as error:
       monitor.say(str(error))
       return 1
-    for failure in prepared.failures:
-      log = folder / 'logs' / f'{parts_lib.LEARNER}.log'
-      log.parent.mkdir(exist_ok=True)
-      log.write_text(''.join(traceback.format_exception(failure)))
-      monitor.say(f'an environment failed; traceback: {log}')
+    if prepared.failures:
+      failure = prepared.failures[0]
+      monitor.say(f'an environment failed; traceback: {_log(folder, failure)}')
       raise failure
   if profile is not None:
     print(profile_lib.report(profile, folder), flush=True)
   return progress_lib.farewell(folder, config, 0 if finished else stop.first)
+
+
+def _log(folder: pathlib.Path, error: Exception) -> pathlib.Path:
+  """Writes the traceback of an error to the learner's log, unless the disk is full; returns the log's path."""
+  log = folder / 'logs' / f'{parts_lib.LEARNER}.log'
+  with contextlib.suppress(OSError):  # the error itself says more
+    log.parent.mkdir(exist_ok=True)
+    log.write_text(''.join(traceback.format_exception(error)))
+  return log
 
 
 class _Monitor:
