@@ -8,7 +8,7 @@ import pytest
 
 import hephaestus
 from hephaestus.actors import environments
-from hephaestus.actors.environments import export
+from hephaestus.actors.environments import export, wrappers
 from hephaestus.launch import main
 from hephaestus.launch.interface import exported, places, shipping, training
 from hephaestus.launch.report import play
@@ -35,9 +35,11 @@ def test_each_recipe_is_shipped():
 
 
 @pytest.mark.parametrize('name', LEAST_RETURN)
-def test_shipped_agent_plays_well(empty, name):
+def test_shipped_agent_plays_well(empty, name, monkeypatch):
   if name.startswith('gymnax'):
     pytest.importorskip('gymnax')
+  # Episodes of other policies, which scores compare with, take longer than its own.
+  monkeypatch.setattr(wrappers, 'reference_returns', lambda environment: None)
   result = play.evaluate(name, EPISODES, seed=0)
   assert result['episode_return'] >= LEAST_RETURN[name]
 
