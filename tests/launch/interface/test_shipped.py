@@ -1,8 +1,11 @@
 """Agents that come with the package: loaded by name, what they reach, and where names are looked up."""
 
+import pathlib
+import re
 import shutil
 import sys
 
+import jax
 import numpy as np
 import pytest
 
@@ -62,6 +65,15 @@ def test_environment_loop_of_acme_plays_a_shipped_policy(empty):
   actor, logger = hephaestus.load('catch').as_acme_actor(greedy=True), loggers.InMemoryLogger()
   acme.EnvironmentLoop(environment, actor, logger=logger).run(num_episodes=8)
   assert [row['episode_return'] for row in logger.data] == [1.0] * 8  # a random policy: -0.6
+
+
+def test_policy_becomes_stablehlo_by_the_code_of_the_guide(empty):
+  page = (pathlib.Path(__file__).parents[3] / 'docs' / 'python.md').read_text()
+  blocks = re.findall(r'```python\n(.*?)```', page, re.DOTALL)
+  (code,) = (each for each in blocks if 'jax.export' in each)
+  names = {'hephaestus': hephaestus, 'key': jax.random.key(0)}
+  exec(code, names)
+  assert len(names['module']) > 100_000
 
 
 def test_exported_agent_is_smaller_and_not_dreamt(dreamer, empty, capsys):
