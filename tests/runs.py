@@ -25,9 +25,7 @@ DISTRIBUTED = ('acme', 'launchpad', 'portpicker', 'reverb', 'tensorflow', 'tenso
 class Launch:
   """`hephaestus train` on one folder."""
 
-  def __init__(
-    self, folder, *overrides, agent='dreamer', environment=ENVIRONMENT, fused=False, flags=()
-  ):
+  def __init__(self, folder, *overrides, agent='dreamer', environment=ENVIRONMENT, fused=False):
     self.folder = folder
     variables = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
     variables['PYTHONPATH'] = str(TESTS)
@@ -36,7 +34,7 @@ class Launch:
     self.process = subprocess.Popen(
       [HEPHAESTUS, 'train', '--run', folder, '--preset', 'laptop',
        '--env', 'catch' if fused else environment,
-       '--agent', agent, '--fused' if fused else '--no-fused', *flags, '--set', *overrides],
+       '--agent', agent, '--fused' if fused else '--no-fused', '--set', *overrides],
       stdout=self.output, stderr=subprocess.STDOUT, env=variables, cwd=folder.parent,
     )  # fmt: skip
 

@@ -11,11 +11,9 @@ import importlib
 import inspect
 import itertools
 import numbers
-import pathlib
-import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -52,9 +50,6 @@ FAMILIES = {
 
 # The lowest Python version that a family's package runs on, where it is above the version of this project.
 NEEDS_PYTHON = {'navix': (3, 12)}
-
-# Files of packages that import JAX, in which names of their environments are written as literals.
-LISTS = {'gymnax': 'registration.py', 'jumanji': '__init__.py'}
 
 # Families of environments that are stepped on the host. Nobody can list all their names, so the module
 # of such a family has `make(name, **options)` and `check(name)`, which raise ValueError for an unknown one.
@@ -256,8 +251,8 @@ def check_name(name: str) -> None:
   """Checks a name soon: imports no JAX, and nothing but gymnasium and what an import path names.
 
   Raises:
-    ValueError, ModuleNotFoundError: as `make`, which finds out more of families that are not in `LISTS`; or a
-      file that is not trusted gives the name.
+    ValueError, ModuleNotFoundError: as `make`, which finds out more of families that import JAX; or a file that
+      is not trusted gives the name.
   """
   names.check_trust(name, 'environment.name')
   family_name, slash, env_name = name.partition('/')
@@ -268,30 +263,8 @@ def check_name(name: str) -> None:
     from hephaestus.actors.environments import gymnasium_registry
 
     gymnasium_registry.check(env_name)
-  elif (
-    family_name in LISTS and family_name not in sys.modules
-  ):  # else a program may have added names
-    known = _listed(family_name)
-    if env_name not in known:
-      raise _unknown(name, known)
   elif not (slash or name.startswith(INSTANCE) or name in ENVIRONMENTS):
     names.resolve(name, ENVIRONMENTS, field='environment.name', kind='environment', listing=LISTING)
-
-
-def _listed(family: str) -> list[str]:
-  """All literals of the file that lists a family's environments, which is read and not imported."""
-  package = importlib.util.find_spec(family)
-  assert package is not None and package.origin is not None
-  text = pathlib.Path(package.origin).with_name(LISTS[family]).read_text()
-  return re.findall(r"""["']([\w.-]+)["']""", text)
-
-
-def _unknown(name: str, known: Iterable[str]) -> ValueError:
-  family_name, _, env_name = name.partition('/')
-  return ValueError(
-    f'environment.name={name!r}: {family_name} has no environment {env_name!r}; '
-    f'{names.nearest(env_name, known)}{LISTING}'
-  )
 
 
 def family(name: str) -> types.ModuleType:
@@ -360,7 +333,10 @@ def options(name: str) -> dict[str, Any]:
     return {}
   known = module.names()
   if env_name not in known:
-    raise _unknown(name, known)
+    raise ValueError(
+      f'environment.name={name!r}: {family_name} has no environment {env_name!r}; '
+      f'{names.nearest(env_name, known)}{LISTING}'
+    )
   return module.options(env_name)
 
 

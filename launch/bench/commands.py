@@ -8,7 +8,7 @@ from typing import Any
 
 from hephaestus.launch import records
 from hephaestus.launch.report import commands as report_commands
-from hephaestus.launch.run import flags
+from hephaestus.launch.run import request as request_lib
 
 SECTIONS = ('learner', 'environments', 'replay', 'run')
 
@@ -100,7 +100,7 @@ def _add_dreams(parsers: Any) -> None:
       help='environment steps, at least (default: 8192)')  # fmt: skip
   add('--seed', type=int, default=0, metavar='N', help='(default: 0)')
   add('--json', action='store_true')
-  flags.add_trust_flag(parser)
+  request_lib.add(parser, 'trust')
   parser.set_defaults(call=_dreams)
 
 
@@ -120,7 +120,10 @@ def _speed(arguments: argparse.Namespace) -> int:
   from hephaestus.launch.bench import speed
 
   if arguments.size is None:
-    config = flags.preset_config(arguments)
+    config = launch_config.of_preset(
+      records.DREAMER, arguments.preset or 'laptop', arguments.env or 'catch'
+    )
+    config = launch_config.override(config, arguments.set)
   elif arguments.preset or arguments.env:
     raise ValueError(f'--size {arguments.size}: takes neither --preset nor --env')
   else:

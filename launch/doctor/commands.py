@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 from hephaestus.launch.run import flags
+from hephaestus.launch.run import request as request_lib
 
 
 def add(commands: Any) -> None:
@@ -25,7 +26,7 @@ def add(commands: Any) -> None:
   add('--checkpoint', metavar='best|STEP',
       help='of a run, by evaluation or by update (default: the newest)')  # fmt: skip
   add('--json', action='store_true')
-  flags.add_trust_flag(doctor)
+  request_lib.add(doctor, 'trust')
   doctor.set_defaults(call=_doctor)
 
 

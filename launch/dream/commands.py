@@ -5,6 +5,7 @@ from typing import Any
 
 from hephaestus.launch.report import commands as report_commands
 from hephaestus.launch.run import flags
+from hephaestus.launch.run import request as request_lib
 
 
 def add(commands: Any) -> None:
@@ -20,7 +21,7 @@ def add(commands: Any) -> None:
   report_commands.add_agent(dream)
   dream.add_argument('--seed', type=int, default=0)
   dream.add_argument('--port', type=int, default=0, help='port of 127.0.0.1 (default: a free one)')
-  flags.add_trust_flag(dream)
+  request_lib.add(dream, 'trust')
   dream.set_defaults(call=_dream)
 
 

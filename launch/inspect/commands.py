@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 from hephaestus.launch.run import flags
+from hephaestus.launch.run import request as request_lib
 
 
 def add(commands: Any) -> None:
@@ -21,7 +22,7 @@ def add(commands: Any) -> None:
       help='repeat the report until Ctrl-C (default: every 5 seconds)')  # fmt: skip
   add('--check', action='store_true',
       help='check the newest checkpoint of replay; exit code 1 if it has faults')  # fmt: skip
-  flags.add_trust_flag(inspect)
+  request_lib.add(inspect, 'trust')
   inspect.set_defaults(call=_inspect)
 
   environments = commands.add_parser(

@@ -86,10 +86,6 @@ class Run(NamedTuple):
     """The newest row of metrics of a node; {} without one."""
     return metrics.last(self.folder / 'metrics' / f'{node}.jsonl') or {}
 
-  def actor_files(self) -> list[pathlib.Path]:
-    """The files of the actors' metrics."""
-    return sorted((self.folder / 'metrics').glob('actor-*.jsonl'))
-
 
 def find(target: str) -> Run | None:
   """Finds the run in a folder; None if the target is HOST:PORT, of a replay server.
@@ -128,7 +124,6 @@ class Inspection:
     self._target = target
     self._run = find(target)
     self._timeout_seconds = timeout_seconds
-    self._saved: tuple[int, Report] | None = None
     self._source: inspector.Inspector | None = None
     # Reverb crashes when Ctrl-C interrupts its call in the main thread.
     self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix='look')
@@ -144,22 +139,14 @@ class Inspection:
     """
     run = self._run
     if run is not None and run.config.fused:
-      return self._of_device(run)
+      from hephaestus.launch.inspect import device_replay  # JAX
+
+      return device_replay.report(*run, _warnings(run))
     fields = self._poll()
     if run is not None:
       fields |= _of_nodes(run, fields['shards'])
     report = Report(time=time.time(), address=self.address, **fields)
     return dataclasses.replace(report, bottleneck=_bottleneck(report) if report.running else None)
-
-  def _of_device(self, run: Run) -> Report:
-    """Reports on the newest checkpoint of a fused run; reads it only if there is a newer one."""
-    checkpoints = run.folder / 'checkpoints'
-    changed = checkpoints.stat().st_mtime_ns if checkpoints.exists() else 0
-    if self._saved is None or self._saved[0] != changed:
-      from hephaestus.launch.inspect import device_replay  # JAX
-
-      self._saved = changed, device_replay.report(*run, _warnings(run))
-    return self._saved[1]
 
   def _poll(self) -> dict[str, Any]:
     """Polls the server; if none answers, reports the last known state of a run that is not running."""
@@ -231,7 +218,7 @@ def _last_known(run: Run) -> dict[str, Any]:
 def _of_nodes(run: Run, shards: list[dict[str, Any]]) -> dict[str, Any]:
   """Entries of a report that are from the metrics of the learner and the actors."""
   learner = run.last('learner')
-  files = run.actor_files()
+  files = sorted((run.folder / 'metrics').glob('actor-*.jsonl'))
   lost, step = learner.get('lost_steps') or 0, learner.get('environment_step') or 0
   if not run.config.record.on_policy:  # the queue restarts its count with each launch
     # A shard that is down counts with its last answer.

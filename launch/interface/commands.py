@@ -5,7 +5,7 @@ import pathlib
 from typing import Any
 
 from hephaestus.launch.report import commands as report_commands
-from hephaestus.launch.run import flags
+from hephaestus.launch.run import request as request_lib
 
 
 def add(commands: Any) -> None:
@@ -15,7 +15,7 @@ def add(commands: Any) -> None:
   )
   report_commands.add_agent(export)
   export.add_argument('--out', type=pathlib.Path, required=True, help='new folder for the policy')
-  flags.add_trust_flag(export)
+  request_lib.add(export, 'trust')
   export.set_defaults(call=_export)
 
 

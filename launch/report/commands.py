@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from hephaestus.launch.run import flags
+from hephaestus.launch.run import request as request_lib
 
 MOST_EPISODES = 1_000_000
 
@@ -61,7 +62,7 @@ def add(commands: Any) -> None:
       help='default: environment_step; minutes count from the first metrics, without pauses')  # fmt: skip
   report.set_defaults(call=_report)
   for each in (evaluate, watch, dashboard, report):
-    flags.add_trust_flag(each)
+    request_lib.add(each, 'trust')
 
 
 def add_agent(parser: argparse.ArgumentParser) -> None:

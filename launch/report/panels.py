@@ -113,14 +113,9 @@ def _together(seeds: Sequence[history.Curve]) -> GroupCurve:
   if len(places) > SEED_POINTS:
     places = np.linspace(start, end, SEED_POINTS)
   values = np.stack([history.at(each.x, each.mean, places) for each in seeds])
-  mean = interquartile_mean(values)
+  quarter = len(values) // 4  # that the interquartile mean leaves out at both ends
+  mean = np.sort(values, axis=0)[quarter : len(values) - quarter].mean(axis=0)
   return GroupCurve(places, mean, values.min(axis=0), values.max(axis=0), seeds)
-
-
-def interquartile_mean(values: np.ndarray) -> np.ndarray:
-  """[M] mean of [S, M] over S seeds without the lowest and the highest quarter, rounded down."""
-  quarter = len(values) // 4
-  return np.sort(values, axis=0)[quarter : len(values) - quarter].mean(axis=0)
 
 
 def to_json(drawn: Mapping[str, GroupCurve]) -> dict[str, Any]:
@@ -170,11 +165,6 @@ def overview(
   }
 
 
-def gone(folder: pathlib.Path) -> str:
-  """Returns the message for a run whose folder was deleted."""
-  return f'the folder {folder} is gone, or no longer one of a run'
-
-
 def state(run: history.History) -> dict[str, Any]:
   """Describes the present state of a run.
 
@@ -216,7 +206,7 @@ def _state(run: history.History) -> dict[str, Any]:
   messages = []
   if run.is_gone:
     word = 'gone'
-    messages.append(gone(run.folder))
+    messages.append(f'the folder {run.folder} is gone, or no longer one of a run')
   elif written is None:
     messages.append(
       'no metrics yet: nodes import and compile; logs/learner.log has what they do'

@@ -12,7 +12,6 @@ import sys
 import numpy as np
 import pytest
 
-from hephaestus.actors import environments
 from hephaestus.launch import config, main, user_errors
 from hephaestus.launch.agents import dreamer, presets
 from hephaestus.launch.files import folder as folder_lib
@@ -116,7 +115,6 @@ def test_wrong_input_is_refused_before_imports_that_take_seconds(tmp_path):
     ['train', '--preset', 'nosuch'],
     ['train', '--from', 'nosuch'],
     ['train', '--config', 'interpolation.yaml'],
-    ['train', '--env', 'gymnax/nosuch'],
     ['train', '--env', 'gymnasium/CartPole-v99'],
     ['train', '--profile', '3'],
     ['inspect', 'nosuch'],
@@ -125,7 +123,7 @@ def test_wrong_input_is_refused_before_imports_that_take_seconds(tmp_path):
     ['export', 'nosuch', '--out', 'policy'],
     ['report', 'nosuch'],
     ['dashboard', 'nosuch'],
-    ['doctor', 'gymnax/nosuch'],
+    ['doctor', 'nosuch'],
   ]
   process = subprocess.run(
     [sys.executable, '-c', WITHOUT_JAX],
@@ -139,12 +137,6 @@ def test_wrong_input_is_refused_before_imports_that_take_seconds(tmp_path):
     if '--run' in given:
       assert f'--run {given[2]}: cannot be ' in err
   assert [path.name for path in tmp_path.iterdir()] == ['interpolation.yaml']
-
-
-@pytest.mark.parametrize('family', environments.LISTS)
-def test_all_names_of_a_family_are_in_the_file_that_lists_them(family):
-  pytest.importorskip(family)
-  assert set(environments.family(family).names()) <= set(environments._listed(family))
 
 
 @pytest.mark.parametrize('name', ['gymnasium/CartPole', 'catch'])

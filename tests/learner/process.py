@@ -1,8 +1,7 @@
 """One process of a learner, as a program: FOLDER COORDINATOR RANK SIZE KIND NUM_UPDATES ENDING.
 
-After NUM_UPDATES the last process asks for the end ('stop'), or stops like a machine that
-is frozen, within an update that the others have begun ('freeze'); or no process has more to read
-('starve'); or all are asked to stop while their first update compiles for ever ('compile').
+After NUM_UPDATES the last process asks for the end ('stop'); or no process has more to read ('starve'); or
+all are asked to stop while their first update compiles for ever ('compile').
 """
 
 import gc

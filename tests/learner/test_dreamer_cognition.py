@@ -56,7 +56,7 @@ def test_devices_stay_bitwise_equal_and_follow_all_batches(dreamer, eight_device
 
 
 def test_devices_exchange_gradients_returns_and_written_entries(dreamer, eight_devices):
-  """The bytes do not depend on the number of devices; see test_scaling for two of them."""
+  """The bytes do not depend on the number of devices."""
   eight_devices.begin().step(make_batch(dreamer))
   program = scaling.read_program(eight_devices.text(), 8)
   params = eight_devices.arrays().params

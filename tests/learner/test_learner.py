@@ -225,22 +225,6 @@ def test_interrupted_loop_resumes_where_it_stopped(tmp_path, parts):
   run.stop_server()
 
 
-def test_loop_killed_between_checkpoints_repeats_no_step_in_its_metrics(tmp_path, parts):
-  run = Run(tmp_path, parts)
-  end_actor = run.act()
-  first, _ = train(run, num_updates=8)
-  # Rows of a killed learner after its last checkpoint, the last one incomplete.
-  with (tmp_path / 'metrics' / 'learner.jsonl').open('a') as file:
-    for step in (10, 15, 20):
-      file.write(json.dumps({'time': 0.0, 'learner_step': step}) + '\n')
-    file.write('{"time": 0.0, "learner_st')
-  second, _ = train(run, num_updates=9)
-  end_actor()
-  assert (first.step, second.step) == (8, 17)
-  assert [row['learner_step'] for row in rows_of(tmp_path)] == [5, 10, 15]
-  run.stop_server()
-
-
 def test_loop_ends_at_its_budget_and_publishes_final_parameters(tmp_path, parts):
   run = Run(tmp_path, parts)
   end_actor = run.act()

@@ -1,34 +1,7 @@
-"""Bytes between devices in an update: gradients and little more, for any number of devices."""
+"""`tests/bench/scaling.py`: what is read in a compiled program; `test_dreamer_cognition.py` compiles one."""
 
-import jax
 import pytest
 import scaling
-import tiny as tiny_sizes
-
-from hephaestus.agents.dreamer import modules
-from hephaestus.launch import config as launch_config
-from hephaestus.launch.agents import presets
-from hephaestus.launch.run import parts as parts_lib
-
-
-@pytest.fixture
-def config():
-  return launch_config.override(presets.laptop('catch'), tiny_sizes.SHAPES)
-
-
-def test_devices_exchange_their_gradients_and_metrics(config):
-  """`test_dreamer_cognition.py` tests eight devices."""
-  of_both = launch_config.override(config, [f'learner.batch_size={2 * config.batch_size}'])
-  lowered = scaling.lower(of_both, jax.local_devices()[:2])
-  program = scaling.read_program(lowered.as_text(dialect='hlo'), 2)  # compiling takes long
-  params = jax.eval_shape(parts_lib.make_parts(config).agent.init_params, jax.random.key(0))
-  num_bytes = lambda tree: sum(4 * leaf.size for leaf in jax.tree.leaves(tree))
-  moments = dict(params['statistics']['world_model'][modules.NUMBERS])
-  del moments['count']
-  rest = program.reduced - num_bytes((params['world_model'], params['actor_critic'], moments))
-  assert 0 < rest <= 4 * 96  # numbers that metrics are means of
-  # Devices gather one return of each start, whose percentiles scale the advantages on all of them.
-  assert program.gathered == 4 * config.batch_size * config.agent.starts_per_sequence
 
 
 def test_collectives_are_read_in_the_text_of_a_program():

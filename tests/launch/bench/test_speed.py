@@ -74,12 +74,9 @@ def test_update_and_its_phases_are_measured():
 def test_environments_are_compared_with_copying(capsys, monkeypatch):
   monkeypatch.setattr(jobs, 'available_cores', lambda: [0, 1])
   options = ('--env', 'catch', '--set', 'environment.rows=5', '--seconds', 1e-3)
-  assert run('environments', *options, '--num-envs', 1, 5, '--json') == 0
+  assert run('environments', *options, '--num-envs', 5, '--json') == 0
   figures = {figure['name']: figure for figure in json.loads(capsys.readouterr().out)}
-  assert list(figures) == [
-    'env/catch/1_envs', 'env/catch/1_envs/compile', 'env/catch/5_envs', 'env/catch/5_envs/compile',
-    'copy',
-  ]  # fmt: skip
+  assert list(figures) == ['env/catch/5_envs', 'env/catch/5_envs/compile', 'copy']
   steps = figures['env/catch/5_envs']
   (size,) = environments.make('catch', rows=5).observation_spec.shape
   assert steps['unit'] == 'steps/s' and steps['machine']

@@ -318,8 +318,3 @@ def test_ctrl_c_ends_watch_during_a_call(monkeypatch, capsys):
 def test_impossible_options_are_refused(nodes, capsys, options, key):
   assert inspect(nodes.folder, *options) == 2
   assert key in capsys.readouterr().err
-
-
-def test_target_that_is_no_run_is_refused(tmp_path, capsys):
-  assert inspect(tmp_path / 'gone', '--watch') == 2
-  assert 'is neither the folder of a run nor HOST:PORT' in capsys.readouterr().err

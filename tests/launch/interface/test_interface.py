@@ -278,9 +278,9 @@ def test_exported_policy_acts_as_the_run(run, policy, tmp_path, capsys):
     (lambda content: content.update(learner_step={}), 'learner_step={} is no whole number'),
   ],
 )
-def test_exported_folder_that_does_not_fit_is_refused(run, tmp_path, change, words):
+def test_exported_folder_that_does_not_fit_is_refused(policy, tmp_path, change, words):
   out = tmp_path / 'policy'
-  hephaestus.export(run, out)
+  exported_lib.write(policy.exported(policy.params), out)
   content = json.loads((out / 'policy.json').read_text())
   change(content)
   (out / 'policy.json').write_text(json.dumps(content))

@@ -3,13 +3,11 @@
 import collections
 import json
 import os
-import re
 import sys
 
 import numpy as np
 import pytest
 import runs
-import tiny
 
 import hephaestus
 from hephaestus.actors import environments
@@ -22,10 +20,6 @@ COMMON = (
 PPO = (
   *COMMON, 'agent.hidden_size=16', 'agent.num_layers=1', 'actor.num_envs=8',
   'actor.sequence_length=9', 'learner.num_minibatches=2',
-)  # fmt: skip
-DREAMER = (
-  *(word for word in tiny.RUN if not word.startswith('environment.')), *COMMON[:1], *COMMON[2:],
-  'actor.num_envs=8', 'replay.strata[0].max_size=64', 'replay.strata[1].max_size=64',
 )  # fmt: skip
 PROGRAM = 'dm_env/slow_program:SlowProgram'
 
@@ -55,25 +49,14 @@ def instances(folder):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-  ('agent', 'environment', 'options'),
-  [
-    ('ppo', 'gymnasium/CartPole-v1', PPO),
-    pytest.param(
-      'dreamer', PROGRAM, (*DREAMER, 'environment.seconds=0.0'), marks=pytest.mark.slow
-    ),  # `tests/learner/test_stepped.py` tests its parts
-  ],
-)
-def test_run_trains_is_evaluated_and_resumes(train, tmp_path, capsys, agent, environment, options):
-  if environment.startswith('gymnasium'):
-    pytest.importorskip('gymnasium')
-  begin = ['--agent', agent, '--env', environment, '--preset', 'laptop']
-  assert train(*begin, '--steps', 300, '--set', *options) == 0
+def test_run_trains_is_evaluated_and_resumes(train, tmp_path, capsys):
+  """`tests/learner/test_stepped.py` tests the parts of the dreamer's runs."""
+  pytest.importorskip('gymnasium')
+  begin = ['--agent', 'ppo', '--env', 'gymnasium/CartPole-v1', '--preset', 'laptop']
+  assert train(*begin, '--steps', 300, '--set', *PPO) == 0
   printed = capsys.readouterr().out
   assert 'outside the compiled program, by threads' in printed
-  steps, updates = map(int, re.search(r'step=(\d+) learner_step=(\d+)', printed).groups())
-  # Whole unrolls; the updates of the dreamer are those that the replay ratio allows.
-  assert (steps, updates) == ((320, 5) if agent == 'ppo' else (320, 112))
+  assert 'environment_step=320 learner_step=5 ' in printed.splitlines()[-1]  # whole unrolls
 
   assert train('--steps', 400) == 0
   learned, scored = rows(tmp_path / 'run', 'learner'), rows(tmp_path / 'run', 'evaluator')
@@ -84,10 +67,6 @@ def test_run_trains_is_evaluated_and_resumes(train, tmp_path, capsys, agent, env
     learned[-1]['environment_step'],
   ]
   assert learned[-1]['environment_step'] >= 400 and sum(row['episodes'] for row in learned) > 8
-  if agent == 'dreamer':
-    assert learned[-1]['replay_ratio'] == pytest.approx(16, rel=0.1)
-    noted = instances(tmp_path)
-    assert noted['make'] == noted['close'] > 8
   policy = hephaestus.load(tmp_path / 'run')
   action, _ = policy.act(np.zeros(policy.observation_spec.shape, np.float32),
                          policy.initial_state(), greedy=True)  # fmt: skip

@@ -42,19 +42,19 @@ def trained(tmp_path_factory):
   folder = tmp_path_factory.mktemp('own')
   (code,) = re.findall(r'```python\n(.*?)```', PAGE.read_text(), re.DOTALL)
   (folder / 'reinforce.py').write_text(code)
-  train(folder, 'run', '--steps', '60000')
-  return folder
-
-
-def train(folder, run, *arguments):
-  """Runs `hephaestus train` with the agent in a folder that has its module."""
   ended = subprocess.run(
-    [HEPHAESTUS, 'train', '--agent', 'reinforce:Reinforce', '--preset', 'laptop', '--run', run,
-     *arguments, '--set', *TINY],
+    [HEPHAESTUS, *train('run', '--steps', '60000')],
     cwd=folder, env={name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'},
     capture_output=True, text=True, timeout=240,
   )  # fmt: skip
   assert ended.returncode == 0, ended.stdout + ended.stderr
+  return folder
+
+
+def train(run, *options):
+  """The words of `hephaestus train` with the agent, in a folder that has its module."""
+  begin = ('train', '--agent', 'reinforce:Reinforce', '--preset', 'laptop', '--run', run)
+  return *begin, *options, '--set', *TINY
 
 
 def test_own_agent_learns_as_nodes(trained):
@@ -67,8 +67,10 @@ def test_own_agent_learns_as_nodes(trained):
   assert final['final'] and final['episode_return'] > 0.9  # of a random policy it is negative
 
 
-def test_own_agent_is_trained_in_one_process(trained):
-  train(trained, 'fused', '--fused', '--steps', '6000')
+@pytest.mark.usefixtures('in_process')
+def test_own_agent_is_trained_in_one_process(trained, run_in):
+  code, _, errors = run_in(trained, *train('fused', '--fused', '--steps', '6000'))
+  assert code == 0, errors
   folder = trained / 'fused' / 'metrics'
   assert {path.stem for path in folder.glob('*.jsonl')} == {'events', 'evaluator', 'learner'}
   rows = metrics.read(folder / 'learner.jsonl')
