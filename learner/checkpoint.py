@@ -116,7 +116,9 @@ def _write(path: pathlib.Path, step: int, arrays: dict[str, np.ndarray], **heade
   try:
     arrays_lib.save_file(arrays, path, header)
   except safetensors.SafetensorError as error:  # it quotes the system's message
-    raise OSError(f'{path}: {error}') from None
+    number = next((each for each in NO_ROOM if os.strerror(each) in str(error)), errno.EIO)
+    reason = str(error) if number == errno.EIO else os.strerror(number)
+    raise OSError(number, reason, str(path)) from None
   path.chmod(path.parent.stat().st_mode & 0o666)  # the library lets only its owner read the file
   _sync(path)
 
@@ -191,10 +193,9 @@ class Checkpointer:
     try:
       self.wait()
     except OSError as error:
-      if not any(error.errno == each or os.strerror(each) in str(error) for each in NO_ROOM):
+      if error.errno not in NO_ROOM:
         raise
-      reason = str(error).split('\n')[0][:200]
-      logging.warning('A checkpoint was not saved: %s; training continues.', reason)
+      logging.warning('A checkpoint was not saved: %s; training continues.', error)
     if any(saved >= step for saved in self.steps()):
       return
     arrays = _to_arrays(state)

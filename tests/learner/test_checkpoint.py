@@ -87,8 +87,9 @@ def test_save_on_a_full_disk_is_logged_and_keeps_the_one_before(tmp_path, no_roo
   saver.wait()
   with no_room(1 << 16):
     saver.save(2, large(2))
-    with pytest.raises(OSError, match='File too large'):
+    with pytest.raises(OSError, match='File too large') as error:
       saver.wait()
+    assert error.value.filename.startswith(str(tmp_path))  # so a command shows one line
     assert checkpoint.Checkpointer(tmp_path, read_only=True).restore(large(0)).step == 1
     saver.save(3, large(3))
     saver.save(4, large(4))
