@@ -160,6 +160,9 @@ def test_checkpoint_of_another_configuration_is_refused_by_name(tmp_path):
   other = jax.eval_shape(lambda: make_state(0) | {'params': {'kernel': jnp.zeros((5, 3))}})
   with pytest.raises(ValueError, match=r'kernel.*should be \(5, 3\) and is \(4, 3\)'):
     checkpoint.Checkpointer(tmp_path).restore(other)
+  other = jax.eval_shape(lambda: make_state(0) | {'params': {'kernel': jnp.zeros((4, 3), int)}})
+  with pytest.raises(ValueError, match=r'kernel.*should be int32 and is float32'):
+    checkpoint.Checkpointer(tmp_path).restore(other)
 
 
 def test_other_arrays_of_an_older_version_are_refused_by_its_number(tmp_path, monkeypatch):
