@@ -265,6 +265,8 @@ def _assign(tree: Any, key: str, value: Any) -> Any:
   """Returns a tree of OmegaConf with another value, which must fit the type of its key."""
   if key == WANDB and isinstance(value, bool):
     key = f'{WANDB}.enabled'
+  if value == {} and '.' not in key:  # which would change nothing
+    raise TypeError('is empty')
   whole, bracket, element = key.partition('[')
   if bracket:  # of a tuple, which is replaced as a whole
     listed = OmegaConf.create({'list': _plain(OmegaConf.select(tree, whole))})
