@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
       line = line or user_errors.message(error)
     if line is None:
       raise  # an error of ours
-    print(f'hephaestus {arguments.command}: {line}', file=sys.stderr)
+    print(f'hephaestus {arguments.command}: {user_errors.printable(line)}', file=sys.stderr)
     return 2
 
 

@@ -193,6 +193,7 @@ class Loop:
       too; None for no limit.
     checkpointer: saves and restores the whole state; None where another process does.
     seed: seed of the first state.
+    environment: name of the environment, for errors.
     group: the processes that learn as one, each of which reads its part of every batch. Only the first
       publishes, saves and reports.
     profiler: traces some of the updates; None for none.
@@ -215,6 +216,7 @@ class Loop:
     max_seconds: float | None = None,
     checkpointer: checkpoint_lib.Checkpointer | None,
     seed: int,
+    environment: str = '',
     group: process_group_lib.Group = process_group_lib.ONE_PROCESS,
     profiler: profile_lib.Profiler | None = None,
   ):
@@ -223,6 +225,7 @@ class Loop:
     self._max_environment_steps, self._max_seconds = max_environment_steps, max_seconds
     self._hooks = hooks
     self._checkpointer = checkpointer
+    self._environment = environment
     self._group = group
     self._profiler = profiler or profile_lib.Profiler(None, pathlib.Path())
     self._logger: Logger | None = None  # only one process of several reports
@@ -264,6 +267,8 @@ class Loop:
       self._logger = self._hooks.make_logger(self.step)
     try:
       return self._run()
+    except FloatingPointError as error:
+      raise FloatingPointError(f'environment {self._environment}: {error}') from error
     finally:
       if self._logger is not None:
         self._logger.close()

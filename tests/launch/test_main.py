@@ -60,6 +60,9 @@ def once():
     ('--agent os:system', "agent_name='os:system'"),
     ('--agent hephaestus.actors.environments.catch:Catch', 'agent_name='),
     ('--set agent_name=ppo', 'agent_name=ppo'),
+    ('--env=', "--env ''"),
+    ('--set agent={}', 'agent={}: is a section'),
+    ('--set max_minutes=.inf', 'max_minutes='),
     ('--set environment.name=[1]', 'environment.name=[1]'),
     ('--set seed=${seed}', 'seed=${seed}'),
     (f'--seed {"1" * 23}', 'seed='),
@@ -311,6 +314,17 @@ def test_evaluate_names_missing_checkpoint(tmp_path, folder, capsys):
   folder_lib.open_run(folder, presets.laptop('catch'))
   assert run('evaluate', folder) == 2
   assert 'nothing has been saved yet' in capsys.readouterr().err
+  (folder / 'checkpoints' / '3').mkdir()
+  assert run('evaluate', folder) == 2
+  assert 'no checkpoint is intact of 3' in capsys.readouterr().err
+
+
+def test_file_in_place_of_a_folder_of_a_run_is_named(folder, capsys):
+  folder_lib.open_run(folder, presets.laptop('catch'))
+  (folder / 'videos').rmdir()
+  (folder / 'videos').write_bytes(b'')
+  assert run('train', '--run', folder) == 2
+  assert f'cannot be written to (File exists: {folder / "videos"})' in capsys.readouterr().err
 
 
 def test_command_says_that_it_imports_before_it_imports(tmp_path):

@@ -198,6 +198,10 @@ CONTRADICTIONS = [
   ({'action_names': ('up', 'down', 'left')}, ["action_names=('up', 'down', 'left')", '2 choices']),
   ({'max_steps': None}, ['max_steps=None']),
   (
+    {'observation_spec': {'a': specs.Array((10**12,), np.float32)}},
+    ["observation_spec['a']: has shape [1000000000000]", 'at most 16,777,216 numbers fit'],
+  ),
+  (
     {'scripted_action': lambda self, state: state['count'] * 1.0},
     ['scripted_action', 'int32[]', 'float32[]'],
   ),

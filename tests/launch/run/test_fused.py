@@ -220,7 +220,8 @@ def test_non_finite_metrics_end_the_run(finished, train, tmp_path, capsys, monke
   check_finite = loop.check_finite
   monkeypatch.setattr(loop, 'check_finite', broken)
   assert train('--steps', 900) == 1
-  assert 'lower learner.learning_rate' in capsys.readouterr().out.splitlines()[-1]
+  last = capsys.readouterr().out.splitlines()[-1]
+  assert 'environment catch: learner step' in last and 'lower learner.learning_rate' in last
 
 
 def test_a_run_whose_environment_failed_keeps_its_traceback_and_resumes(train, tmp_path, capsys):
