@@ -6,12 +6,12 @@ import os
 import signal
 import sys
 import warnings
-from importlib import metadata
 from typing import Any, NoReturn
 
 from absl import app
 from absl.flags import argparse_flags
 
+import hephaestus
 from hephaestus.launch import records, user_errors
 from hephaestus.launch.bench import commands as bench_commands
 from hephaestus.launch.cluster import commands as cluster_commands
@@ -44,7 +44,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     description='World-model agents, trained by several processes on one machine or many.',
     allow_abbrev=False,  # absl's own flags would make --run ambiguous
   )
-  version = f'hephaestus {metadata.version("hephaestus")}'
+  version = f'hephaestus {hephaestus.__version__}'
   parser.add_argument('--version', action='version', version=version)
   commands = parser.add_subparsers(dest='command', required=True)
   for module in COMMANDS:

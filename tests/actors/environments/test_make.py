@@ -118,9 +118,7 @@ def test_missing_package_of_a_family_is_named_with_its_command(monkeypatch):
   module = environments.FAMILIES['gymnax']
   monkeypatch.delitem(sys.modules, module, raising=False)
   monkeypatch.setitem(sys.modules, 'gymnax', None)  # which Python takes as not installed
-  with pytest.raises(
-    ValueError, match=r"need the package 'gymnax'.*uv sync --inexact --extra envs"
-  ):
+  with pytest.raises(ValueError, match=r"need the package 'gymnax'.*make -C /.* train EXTRAS=envs"):
     environments.make('gymnax/CartPole-v1')
 
 

@@ -30,5 +30,5 @@ def test_list_has_environments_and_families(only_gymnax, capsys):
   shown_by.show(report)
   shown_by.show(catalogue.look_up('grid_world'))
   shown = capsys.readouterr().out
-  for words in ('hackmatrix', 'CartPole-v1', 'uv sync --inexact --extra envs', 'num_resources'):
+  for words in ('hackmatrix', 'CartPole-v1', 'EXTRAS=envs', 'num_resources'):
     assert words in shown

@@ -200,7 +200,7 @@ def test_missing_package_names_its_extra(tmp_path, capsys, monkeypatch):
   folder = write_run(tmp_path / 'a', POINTS)
   monkeypatch.setitem(sys.modules, 'uplot', None)
   assert run(folder, '--out', tmp_path) == 2
-  assert 'uv sync --inexact --extra report' in capsys.readouterr().err
+  assert 'train EXTRAS=report ARGS=--help' in capsys.readouterr().err
   monkeypatch.setitem(sys.modules, 'matplotlib', None)
-  with pytest.raises(ValueError, match='--extra report'):
+  with pytest.raises(ValueError, match='EXTRAS=report'):
     plot.runs(tmp_path / 'x.png', {'a': [folder]})
