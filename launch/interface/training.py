@@ -136,9 +136,10 @@ def train(
     **options: any other field of `request.TrainRequest`, such as `preset`, `fused` or `origin`.
 
   Returns:
-    The run, finished or stopped by Ctrl-C.
+    The run, finished or stopped by SIGTERM.
 
   Raises:
+    KeyboardInterrupt: Ctrl-C has stopped the run, whose last checkpoint is saved; the same call resumes it.
     ValueError: an option or a value is invalid; the command prints the same message.
     TypeError: there is no option of this name.
     RuntimeError: training failed; the output printed before shows why.
@@ -177,7 +178,9 @@ def _train(request: request_lib.TrainRequest, env: Any) -> Run:
     folder = folder_lib.new(config)
     request = dataclasses.replace(request, run=folder)
   exit_code = run_commands.begin(request, config) if config.fused else _in_child(request)
-  if exit_code not in (0, INTERRUPTED):
+  if exit_code == INTERRUPTED:  # so that a loop over seeds ends, too
+    raise KeyboardInterrupt
+  if exit_code:
     raise RuntimeError(f'{folder}: training failed with exit code {exit_code}')
   return Run(folder)
 
