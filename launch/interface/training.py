@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import dataclasses
 import enum
-import inspect
 import io
 import json
 import os
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hephaestus.actors.environments import names
 from hephaestus.launch import records
 from hephaestus.launch.run import commands as run_commands
 from hephaestus.launch.run import flags, validation
@@ -145,10 +145,11 @@ def train(
     RuntimeError: training failed; the output printed before shows why.
   """
   flags.say_import('hephaestus.train')
-  others = [each for each in request_lib.NAMES if each not in inspect.signature(train).parameters]
-  unknown = sorted(options.keys() - {*others})
+  unknown = sorted(options.keys() - {*request_lib.NAMES})
   if unknown:
-    raise TypeError(f'train() has no option {unknown[0]!r}; choose of {", ".join(others)}')
+    raise TypeError(
+      f'train() has no option {unknown[0]!r}; {names.choices(unknown[0], request_lib.NAMES)}'
+    )
   numbers = {'steps': _whole('steps', steps), 'seed': _whole('seed', seed)}
   options |= {**numbers, 'run': run, 'agent': agent, 'set': _assignments(set)}
   request = request_lib.TrainRequest(**options)

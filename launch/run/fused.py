@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -24,6 +25,10 @@ from hephaestus.learner import loop as loop_lib
 from hephaestus.learner import profile as profile_lib
 from hephaestus.learner.sources import stepped, unrolled
 from hephaestus.replay import buffer, parameters
+
+# An evaluation by time is followed by at least this many times its seconds of training, since one that takes
+# longer than `evaluator.period` would otherwise follow each update.
+REST = 3
 
 
 def build(
@@ -270,9 +275,13 @@ class _Monitor:
       snapshot = parameters.Snapshot(
         status.step, status.environment_step, ended_launch=0, params=status.acting_params()
       )
+      compiles = 'evaluating' not in self._phases
       self.phase('evaluating')
+      began = time.monotonic()
       try:
         self._scorer.score(snapshot, final=status.finished)
+        if not compiles:
+          self._scorer.schedule.wait(REST * (time.monotonic() - began))
       except rollout.StoppedError:
         pass
       except host.Failure as error:

@@ -126,7 +126,7 @@ def test_run_ends_resumes_and_is_evaluated(finished, train, tmp_path, capsys):
   assert config.load(folder / 'config.yaml').actor.num_envs == 32
 
   assert run('inspect', folder) == 2
-  assert 'without a replay' in capsys.readouterr().err
+  assert f'without a replay server; `hephaestus dashboard {folder}`' in capsys.readouterr().err
   assert train('--agent', 'dreamer') == 2
   assert '--agent: the folder has ppo, you gave dreamer' in capsys.readouterr().err
   assert train('--set', 'agent.hidden_size=8') == 2
