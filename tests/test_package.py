@@ -124,9 +124,9 @@ def test_users_own_modules_of_the_same_names_are_not_imported(wheel, tmp_path):
     ({'url': 'file:///a%20b', 'dir_info': {}}, 'pip', "pip install '/a b[envs]'"),
     ({'url': 'file:///a', 'dir_info': {'editable': True}}, 'uv', "uv pip install -e '/a[envs]'"),
     (
-      {'url': f'file://{sys.prefix.removesuffix("/.venv")}', 'dir_info': {'editable': True}},
+      {'url': 'file:///clone', 'dir_info': {'editable': True}},
       'uv',
-      f'make -C {sys.prefix.removesuffix("/.venv")} train EXTRAS=envs ARGS=--help',
+      'make -C /clone train EXTRAS=envs ARGS=--help',
     ),
     (
       {'url': 'https://a.b/c.git', 'vcs_info': {'vcs': 'git', 'commit_id': '1'}},
@@ -145,4 +145,5 @@ def test_command_that_installs_an_extra_suits_how_the_package_was_installed(
   if source is not None:
     (installed / 'direct_url.json').write_text(json.dumps(source))
   monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.setattr(sys, 'prefix', '/clone/.venv')
   assert packages.install('envs') == command
