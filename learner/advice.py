@@ -79,14 +79,15 @@ def of_ppo(rows: Rows, score: float | None, entropy_scale: float) -> dict[str, s
   if not rows:
     return {}
   found = _of_rejected(rows)
-  largest = lambda name: max(row[f'ppo/{name}'] for row in rows)
+  largest = lambda name, rows=rows: max((row[f'ppo/{name}'] for row in rows), default=0.0)
   rate = f'learner.learning_rate (now {rows[-1]["ppo/learning_rate"]:.2g})'
   if (kl := largest('approx_kl')) > MOST_KL:
     found['kl'] = (
       f'KL {kl:.3f} is above {MOST_KL}: the policy moves too far on one unroll; lower {rate} or '
       'learner.num_epochs'
     )
-  if (clipped := largest('clip_fraction')) > MOST_CLIPPED:
+  # In the first report a new policy moves fast.
+  if (clipped := largest('clip_fraction', rows[1:])) > MOST_CLIPPED:
     found['clip'] = (
       f'clip fraction {clipped:.2f} is above {MOST_CLIPPED}: much of the experience gives no gradient; '
       f'lower {rate} or learner.num_epochs, or use fewer learner.num_minibatches'

@@ -233,12 +233,21 @@ def test_help_of_train_lists_basic_keys(capsys):
   assert '`hephaestus config`' in out and 'helpfull' not in out
 
 
-@pytest.mark.parametrize('arguments', [['train', '--foo'], ['fly']])
-def test_unknown_arguments_end_with_code_two(arguments, capsys):
+@pytest.mark.parametrize(
+  ('arguments', 'message'),
+  [
+    (['train', '--foo'], 'train: unrecognized arguments: --foo; did you mean --from?; see'),
+    (['train', '--stpes=3'], 'train: unrecognized arguments: --stpes=3; did you mean --steps '),
+    (['train', 'catch'], 'train: unrecognized arguments: catch; did you mean --env catch?; see'),
+    (['trian'], "there is no command 'trian'; did you mean train? known are: bench, "),
+  ],
+)
+def test_unknown_arguments_end_with_code_two_and_a_guess(arguments, message, capsys):
   with pytest.raises(SystemExit) as ended:
     run(*arguments)
   assert ended.value.code == 2
-  assert 'Traceback' not in capsys.readouterr().err
+  error = capsys.readouterr().err
+  assert message in error and error.count('\n') == 1
 
 
 def test_closed_pipe_ends_without_message():
