@@ -1,0 +1,216 @@
+"""Trains danijar/dreamerv3 in an environment of this project, to compare both at equal environment steps.
+
+    git clone https://github.com/danijar/dreamerv3 && uv venv -p 3.11 other
+    uv pip install -p other/bin/python jax==0.4.33 'numpy<2' elements granular ninjax portal scope einops chex \
+      colored_traceback jaxtyping optax tqdm ipdb av ruamel.yaml psutil cloudpickle
+    other/bin/python tests/bench/dreamerv3.py catch --clone dreamerv3 --python .venv/bin/python \
+      --steps 8000 --run runs/dreamerv3/catch
+
+Its own program and defaults, of size 1m in float32 on a CPU, but for the train ratio: 64 replayed steps for each
+environment step, as in the preset `laptop`. Environments are stepped by a process of this project's Python, since the
+two need different versions of JAX. It reads images by a CNN, and other leaves flat: integers of few values one-hot,
+the others as numbers. Writes the return of each episode to `episodes.jsonl`, and prints the mean return in each tenth
+of the steps and CPU minutes, JSON.
+"""
+
+import argparse
+import contextlib
+import json
+import pathlib
+import resource
+import subprocess
+import sys
+import tempfile
+from multiprocessing import connection
+from typing import Any
+
+NUM_MEANS = 10
+CNN_MULTIPLE = 16  # of the sides of an image
+
+
+class FinishedError(Exception):
+  """All environment steps are made; the other program counts resets, too."""
+
+
+def serve(address: str, name: str, options: dict[str, Any], seed: int) -> None:
+  """Steps environments for the other program until it disconnects.
+
+  It sends spaces first: of each leaf and of the action a (dtype, shape, least, first beyond the largest). Then it
+  answers (index of an environment, action or None for a reset) by (leaves, reward, discount, whether it is last).
+  """
+  import jax
+  import numpy as np
+  from dm_env import specs
+
+  from hephaestus.actors import environments
+  from hephaestus.agents import observation as observation_lib
+
+  environment = environments.make(name, **options)
+
+  def space(leaf: specs.Array) -> tuple[Any, ...]:
+    if len(leaf.shape) == 3 and leaf.dtype == np.uint8:
+      return (
+        np.uint8,
+        tuple(_times(side) * side for side in leaf.shape[:2]) + leaf.shape[2:],
+        0,
+        256,
+      )
+    count = observation_lib.num_values(leaf)
+    return (
+      (np.int32, (leaf_size(leaf),), 0, count)
+      if count
+      else (np.float32, (leaf_size(leaf),), None, None)
+    )
+
+  def leaf_size(leaf: specs.Array) -> int:
+    return int(np.prod(leaf.shape))
+
+  def read(leaf: specs.Array, x: jax.Array) -> np.ndarray:
+    dtype, shape, *_ = space(leaf)
+    if dtype == np.uint8:
+      rows, columns = map(_times, leaf.shape[:2])
+      return np.repeat(np.repeat(x, rows, axis=0), columns, axis=1)
+    least = leaf.minimum if dtype == np.int32 else 0
+    return (np.asarray(x) - least).astype(dtype).reshape(shape)
+
+  of_observation = observation_lib.without_mask(environment.observation_spec)
+  leaves = jax.tree.leaves(of_observation)
+  action = environment.action_spec
+  if isinstance(action, specs.DiscreteArray):
+    acts = np.int32, (), 0, action.num_values
+  else:
+    acts = np.float32, action.shape, action.minimum, action.maximum
+  reset, step, states = jax.jit(environment.reset), jax.jit(environment.step), {}
+  with connection.Client(address) as link:
+    link.send(([space(leaf) for leaf in leaves], acts))
+    key = jax.random.key(seed)
+    while True:
+      try:
+        index, chosen = link.recv()
+      except EOFError:
+        return
+      key, own = jax.random.split(key)
+      found = reset(own) if chosen is None else step(own, states[index], chosen)
+      states[index], timestep = found
+      seen = jax.tree.leaves(observation_lib.without_mask(timestep.observation))
+      link.send((
+        [read(leaf, x) for leaf, x in zip(leaves, seen, strict=True)],
+        float(timestep.reward), float(timestep.discount), bool(timestep.last()),
+      ))  # fmt: skip
+
+
+def _times(side: int) -> int:
+  """How often each row of an image is repeated, so that the side is a multiple of CNN_MULTIPLE."""
+  return next(times for times in range(1, CNN_MULTIPLE + 1) if side * times % CNN_MULTIPLE == 0)
+
+
+def train(arguments: argparse.Namespace) -> None:
+  """Trains the other program; environments are in a process of this project's Python."""
+  sys.path.insert(0, str(arguments.clone))
+  import elements
+  import embodied
+  import numpy as np
+  from dreamerv3 import main as program
+
+  arguments.run.mkdir(parents=True)
+  returns: list[tuple[int, float]] = []
+  steps = 0
+  episodes = (arguments.run / 'episodes.jsonl').open('w', buffering=1)
+
+  with tempfile.TemporaryDirectory() as folder:
+    listener = connection.Listener(f'{folder}/environments', 'AF_UNIX')
+    server = subprocess.Popen([
+      arguments.python, __file__, arguments.environment, '--serve', listener.address,
+      '--options', arguments.options, '--seed', str(arguments.seed),
+    ])  # fmt: skip
+    link = listener.accept()
+    listener.close()
+    leaves, acts = link.recv()
+
+    names = {f'leaf_{number}': elements.Space(*leaf) for number, leaf in enumerate(leaves)}
+    actions = {'reset': elements.Space(bool), 'action': elements.Space(*acts)}
+    flags = dict.fromkeys(('is_first', 'is_last', 'is_terminal'), elements.Space(bool))
+
+    class Environment(embodied.Env):
+      """An environment of the other process."""
+
+      obs_space = names | {'reward': elements.Space(np.float32)} | flags
+      act_space = actions
+
+      def __init__(self, index: int):
+        self.index, self.is_done, self.return_ = index, True, 0.0
+
+      def step(self, action: dict[str, Any]) -> dict[str, Any]:
+        nonlocal steps
+        if steps == arguments.steps:
+          raise FinishedError
+        is_first = bool(action['reset']) or self.is_done
+        link.send((self.index, None if is_first else np.asarray(action['action'])))
+        seen, reward, discount, self.is_done = link.recv()
+        self.return_ = 0.0 if is_first else self.return_ + reward
+        steps += not is_first
+        if self.is_done:
+          returns.append((steps, self.return_))
+          episodes.write(
+            json.dumps({'environment_step': steps, 'episode_return': self.return_}) + '\n'
+          )
+        observation = {f'leaf_{number}': x for number, x in enumerate(seen)}
+        return observation | {
+          'reward': np.float32(reward),
+          'is_first': is_first,
+          'is_last': self.is_done,
+          'is_terminal': self.is_done and discount == 0,
+        }
+
+    program.make_env = lambda config, index: program.wrap_env(Environment(index), config)
+    with contextlib.suppress(FinishedError):
+      program.main([
+        '--configs', 'size1m', '--logdir', str(arguments.run / 'log'), '--seed', str(arguments.seed),
+        '--jax.platform', 'cpu', '--jax.compute_dtype', 'float32', '--jax.prealloc', 'False',
+        '--run.train_ratio', str(arguments.train_ratio),
+        '--run.report_every', '1e9', '--run.save_every', '1e9', '--run.log_every', '60',
+        '--logger.outputs', 'jsonl', '--replay.size', '1e6',
+      ])  # fmt: skip
+    link.close()
+    server.wait()
+  tenths = [
+    [x for step, x in returns if (step - 1) * NUM_MEANS // arguments.steps == tenth]
+    for tenth in range(NUM_MEANS)
+  ]
+  used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+  print(json.dumps({
+    'environment': arguments.environment, 'options': json.loads(arguments.options),
+    'seed': arguments.seed, 'steps': arguments.steps, 'train_ratio': arguments.train_ratio,
+    'episode_returns': [sum(each) / len(each) if each else None for each in tenths],
+    'cpu_minutes': round(sum(each.ru_utime + each.ru_stime for each in used) / 60, 1),
+  }))  # fmt: skip
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument('environment', help='as for `hephaestus train --env`')
+  parser.add_argument('--options', default='{}', help='options of the environment, JSON')
+  parser.add_argument('--seed', type=int, default=0)
+  parser.add_argument('--serve', help=argparse.SUPPRESS)
+  parser.add_argument('--clone', type=pathlib.Path, help='checkout of danijar/dreamerv3')
+  parser.add_argument('--python', help="this project's Python")
+  parser.add_argument('--steps', type=int, help='environment steps')
+  parser.add_argument(
+    '--train-ratio', type=float, default=64.0, help='replayed steps for each environment step'
+  )
+  parser.add_argument('--run', type=pathlib.Path, help='a new folder')
+  arguments = parser.parse_args()
+  if arguments.serve:
+    serve(arguments.serve, arguments.environment, json.loads(arguments.options), arguments.seed)
+  elif missing := [
+    name for name in ('clone', 'python', 'steps', 'run') if getattr(arguments, name) is None
+  ]:
+    parser.error(f'--{missing[0]}: is needed')
+  else:
+    train(arguments)
+
+
+if __name__ == '__main__':
+  main()
