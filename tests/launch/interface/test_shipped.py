@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import signal
 import shutil
 import sys
 
@@ -55,7 +56,15 @@ def test_shipped_agent_is_watched_and_dreamt(empty, capsys):
   assert (empty / 'dream.gif').stat().st_size > 0
 
 
-def test_environment_loop_of_acme_plays_a_shipped_policy(empty):
+@pytest.fixture
+def own_signals():
+  """Restores the handler of Ctrl-C, which Acme's loop keeps for itself, so that later tests hear it."""
+  before = signal.getsignal(signal.SIGINT)
+  yield
+  signal.signal(signal.SIGINT, before)
+
+
+def test_environment_loop_of_acme_plays_a_shipped_policy(empty, own_signals):
   acme = pytest.importorskip('acme')
   from acme.utils import loggers
 
