@@ -2,8 +2,8 @@
 
 import pathlib
 import re
-import signal
 import shutil
+import signal
 import sys
 
 import jax
