@@ -61,6 +61,8 @@ TITLES = {
   'learner/starved_fraction': 'share of time that the learner waits for data',
   'actor/steps_per_second': 'environment steps per second and actor',
   'learner/steps_per_second': 'environment steps per second',
+  'actor/episodes_per_minute': 'episodes per minute and actor',
+  'learner/episodes_per_minute': 'episodes per minute',
   'actor/throttled_fraction': 'share of time that the rate limiter blocks actors',
 }
 

@@ -154,13 +154,14 @@ def test_run_begins_with_the_agent_of_another(finished, tmp_path, capsys):
   folder, other = finished[0], tmp_path / 'other'
   assert run('train', '--run', other, '--from', f'{folder}@best', '--steps', 300, '--seed', 7) == 0
   out = capsys.readouterr().out
-  assert f'begins with the parameters of {folder}@best, update 5' in out
+  assert f'begins with parameters and optimizer of {folder}@best, update 5' in out
   assert out.splitlines()[-1].startswith('done: environment_step=384 learner_step=3 ')
   assert config.load(other / 'config.yaml').agent.hidden_size == 16
   made = config.load(folder / 'config.yaml')
   like = parts.saved_shapes(made, parts.make_parts(made))
   (_, old), (_, new) = parts.find_train(folder, like, None), parts.find_train(other, like, '0')
-  jax.tree.map(np.testing.assert_array_equal, old.params, new.params)
+  for name in ('params', 'opt_state'):
+    jax.tree.map(np.testing.assert_array_equal, getattr(old, name), getattr(new, name))
   assert int(new.step) == 0 and int(old.step) == 5
 
   # A run with actors can begin with the parameters of a fused run.
