@@ -19,7 +19,7 @@ ENVIRONMENT, COGNITION = 'Environment', 'Cognition'
 # Sections of the page, by beginnings of the keys 'NODE/METRIC' of their charts: the first that has one.
 SECTIONS = {
   'Learning': (
-    *(f'{node}/{metric}' for node in history.NODES for metric in ('episode', 'explorer')),
+    *(f'{node}/{metric}' for node in history.NODES for metric in ('episode_', 'explorer')),
     'evaluator/normalised_score',
   ),
   ENVIRONMENT: ('evaluator/', 'actor/environment/', 'learner/environment/'),

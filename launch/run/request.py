@@ -37,7 +37,7 @@ class TrainRequest:
     steps: environment steps to collect in total.
     seed: random seed of the whole run (default: 0).
     set: override the config.
-    trust: import the agent and the environment that a folder or file names by an import path.
+    trust: import agent, environment and logger that a folder or file names by an import path.
     config: configuration file, such as config.yaml of a run; keys that it lacks are as without it,
       and flags override it.
     fused: one process: environments, replay and update in one program, or threads for environments

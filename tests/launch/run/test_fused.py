@@ -12,6 +12,7 @@ import threading
 import climb
 import jax
 import numpy as np
+import own_logger
 import polling
 import pytest
 import runs
@@ -131,13 +132,18 @@ def test_run_ends_resumes_and_is_evaluated(finished, train, tmp_path, capsys):
 
 def test_run_writes_and_shows_metrics_of_its_environment(train, tmp_path, capsys):
   folder = tmp_path / 'run'
-  options = [*TINY[2:-1], 'tensorboard=true']
+  options = [*TINY[2:-1], 'tensorboard=true', 'logger=own_logger:Kept']
   begin = ['--agent', 'ppo', '--env', 'climb:Climb', '--preset', 'laptop', '--steps', 400]
   assert train(*begin, '--set', *options) == 0
   for name in ('learner', 'evaluator'):
     for row in rows(folder, name):
       found = {key: value for key, value in row.items() if key.startswith('environment/')}
       assert found == pytest.approx(climb.expected(row['episode_length']))
+    own = own_logger.made[name]  # the user's own logger gets the same
+    assert own.is_closed and own.rows == [
+      {key: value for key, value in row.items() if key != 'time'} for row in rows(folder, name)
+    ]
+    assert own.steps_key == ('learner_step' if name == 'learner' else 'environment_step')
   written = history.History(folder)
   written.read()
   charts = panels.charts(written.curves('environment_step'))
