@@ -87,4 +87,6 @@ def begin(
     saver.save(0, state)
     saver.wait()
   (folder / ORIGIN).write_text(f'{origin.exact}\n')
-  print(f'begins with parameters and optimizer of {origin.text}, update {origin.step:,}', flush=True)
+  print(
+    f'begins with parameters and optimizer of {origin.text}, update {origin.step:,}', flush=True
+  )

@@ -93,7 +93,9 @@ def commands(
   nodes are bound here, and their commands go to the supervisor of this project. Only the shards of
   replay listen, at `addresses`. The pickled nodes in `scratch` must exist as long as the run.
   """
-  notice = f'--lp_termination_notice_secs={TERMINATION_NOTICE}'  # as an option it would need absl's flags
+  notice = (
+    f'--lp_termination_notice_secs={TERMINATION_NOTICE}'  # as an option it would need absl's flags
+  )
   for node in program.get_all_nodes():
     node.launch_context.initialize(lp.LaunchType.LOCAL_MULTI_PROCESSING, None)
   for node, address in zip(program.groups[parts_lib.REPLAY], addresses, strict=True):

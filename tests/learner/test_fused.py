@@ -176,7 +176,13 @@ def test_run_ends_with_the_update_that_reaches_its_steps(program, tmp_path):
   rows = folder.rows()
   assert [row['learner_step'] for row in rows] == [2, 4, 5]
   assert rows[-1]['environment_step'] == 5 * NUM_WORLDS * NUM_STEPS
-  assert {'steps_per_second', 'episodes_per_minute', 'episode_return', 'ppo/approx_kl', 'ppo/entropy'} <= set(rows[0])
+  assert {
+    'steps_per_second',
+    'episodes_per_minute',
+    'episode_return',
+    'ppo/approx_kl',
+    'ppo/entropy',
+  } <= set(rows[0])
   assert rows[0]['episode_length'] == 3
   assert folder.seen[0] == (0, 0, False) and folder.seen[-1] == (5, 640, True)
   assert not any(finished for _, _, finished in folder.seen[:-1])
