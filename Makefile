@@ -4,6 +4,7 @@
 #   make test                          runs the tests, then `make test-core`
 #   make test PYTEST_ARGS='-k dream'   runs some of the tests
 #   make test-core                     runs tests of the core, on Python 3.12 and current JAX
+#   make test-fresh                    the same with the newest packages, not the locked ones, and all extras
 #   make test-faults                   kills real runs, which must resume; takes some minutes
 #   make docs [ARGS=serve]             builds the site of docs/ into build/site, or serves it
 #   make lint                          checks style, formatting and types
@@ -23,7 +24,7 @@ ifdef PIP_INDEX_URL
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help train test test-core test-faults docs lint clean
+.PHONY: help train test test-core test-fresh test-faults docs lint clean
 .DELETE_ON_ERROR:
 
 help:
@@ -70,6 +71,17 @@ CORE_TESTS := $(addprefix tests/,launch/run/test_without_distributed.py \
 test-core: $(CORE)/.synced
 	$(CORE)/bin/python $(PYTEST) $(CORE_TESTS)
 
+# What `pip install` gives today on a new machine; for a scheduled job, since packages change without us.
+FRESH := .venv-fresh
+FRESH_EXTRAS ?= dashboard,envs,report,wandb
+FRESH_TESTS := $(CORE_TESTS) $(addprefix tests/,actors/environments/test_make.py \
+  launch/report/test_report.py launch/report/test_dashboard.py launch/inspect/test_environments.py)
+
+test-fresh: $(UV)
+	$(WITH_CORE) $(UV) venv -q --clear --python $(CORE_PYTHON) $(FRESH)
+	$(UV) pip install -q --python $(FRESH) --group core -e '.[$(FRESH_EXTRAS)]'
+	$(FRESH)/bin/python $(PYTEST) $(FRESH_TESTS)
+
 test-faults: $(VENV)/.synced-dev
 	$(VENV)/bin/python $(PYTEST) -m faults
 
@@ -84,7 +96,7 @@ lint: $(VENV)/.synced-dev
 	MYPYPATH=.tools/typing $(VENV)/bin/mypy $(addprefix -p hephaestus.,$(ROOMS))
 
 clean:
-	rm -rf $(VENV) $(CORE) .tools build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CORE) $(FRESH) .tools build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find $(ROOMS) tests -name __pycache__ -prune -exec rm -rf {} +
 
 # Inexact, so that one extra does not remove another.

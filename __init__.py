@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
   if name == '__version__':
     from importlib import metadata
 
-    return metadata.version('hephaestus')
+    return metadata.version('hephaestus-rl')
   if name not in _MODULES:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
   return getattr(importlib.import_module(f'hephaestus.launch.interface.{_MODULES[name]}'), name)

@@ -29,6 +29,10 @@ class Schedule:
       return environment_step >= self._next_step
     return time.monotonic() >= self._next_time
 
+  def wait(self, seconds: float) -> None:
+    """Lets at least so many seconds pass before the next evaluation that is due by time."""
+    self._next_time = max(self._next_time, time.monotonic() + seconds)
+
   def begin(self, environment_step: int) -> None:
     """Notes that an evaluation begins, of such parameters."""
     self._next_time = time.monotonic() + self._period

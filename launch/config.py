@@ -268,6 +268,8 @@ def _assign(tree: Any, key: str, value: Any) -> Any:
   """Returns a tree of OmegaConf with another value, which must fit the type of its key."""
   if key == WANDB and isinstance(value, bool):
     key = f'{WANDB}.enabled'
+  if value == {} and '.' not in key:  # which would change nothing
+    raise TypeError('is empty')
   whole, bracket, element = key.partition('[')
   if bracket:  # of a tuple, which is replaced as a whole
     listed = OmegaConf.create({'list': _plain(OmegaConf.select(tree, whole))})
@@ -326,7 +328,9 @@ def _from_tree(content: dict[str, Any]) -> ExperimentConfig:
     values[section] = kind(**values[section])
   replay = values['replay'] | {'strata': _strata(values['replay']['strata'])}
   values['replay'] = tables.ReplayConfig(**replay)
-  return ExperimentConfig(**values)
+  return override(
+    ExperimentConfig(**values), []
+  )  # which checks and converts the types of all values
 
 
 def to_tree(config: ExperimentConfig) -> dict[str, Any]:
@@ -371,8 +375,9 @@ def _from_content(content: Any, name: str) -> ExperimentConfig:
   except names.UntrustedError:
     raise
   except Exception as error:  # parsers raise many types for a broken file
-    first_line = str(error).split('\n')[0]
-    raise ValueError(f'{name}: is not a config of this version ({first_line})') from None
+    key, first_line = getattr(error, 'full_key', None), str(error).split('\n')[0]
+    reason = f'{key}: {first_line}' if key else first_line
+    raise ValueError(f'{name}: is not a config of this version ({reason})') from None
 
 
 def flatten(tree: Any, prefix: str = '') -> dict[str, Any]:

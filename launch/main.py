@@ -3,15 +3,17 @@
 import argparse
 import logging
 import os
+import re
 import signal
 import sys
 import warnings
-from importlib import metadata
 from typing import Any, NoReturn
 
 from absl import app
 from absl.flags import argparse_flags
 
+import hephaestus
+from hephaestus.actors.environments import names
 from hephaestus.launch import records, user_errors
 from hephaestus.launch.bench import commands as bench_commands
 from hephaestus.launch.cluster import commands as cluster_commands
@@ -44,12 +46,21 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     description='World-model agents, trained by several processes on one machine or many.',
     allow_abbrev=False,  # absl's own flags would make --run ambiguous
   )
-  version = f'hephaestus {metadata.version("hephaestus")}'
+  version = f'hephaestus {hephaestus.__version__}'
   parser.add_argument('--version', action='version', version=version)
   commands = parser.add_subparsers(dest='command', required=True)
   for module in COMMANDS:
     module.add(commands)
-  return parser.parse_args(arguments[1:])
+  parsed, unknown = parser.parse_known_args(arguments[1:])
+  if unknown:
+    command = commands.choices[parsed.command]
+    known = command._option_string_actions
+    first = unknown[0].partition('=')[0]
+    hint = names.nearest(first, known) if first.startswith('-') else ''
+    if not first.startswith('-') and '--env' in known:
+      hint = f'did you mean --env {first}? '
+    command.error(f'unrecognized arguments: {" ".join(unknown)}{hint and "; "}{hint.strip()}')
+  return parsed
 
 
 class _Parser(argparse_flags.ArgumentParser):
@@ -62,6 +73,11 @@ class _Parser(argparse_flags.ArgumentParser):
         action.help = argparse.SUPPRESS
 
   def error(self, message: str) -> NoReturn:
+    if wrong := re.match(
+      r"argument command: invalid choice: '(.*?)' \(choose from (.*)\)", message
+    ):
+      known = re.findall(r'[\w-]+', wrong[2])
+      message = f'there is no command {wrong[1]!r}; {names.choices(wrong[1], known)}'
     self.exit(2, f'{self.prog}: {message}; see {self.prog} --help\n')
 
 
@@ -101,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
       line = line or user_errors.message(error)
     if line is None:
       raise  # an error of ours
-    print(f'hephaestus {arguments.command}: {line}', file=sys.stderr)
+    print(f'hephaestus {arguments.command}: {user_errors.printable(line)}', file=sys.stderr)
     return 2
 
 

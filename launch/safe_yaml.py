@@ -27,8 +27,10 @@ def parse(text: str, name: str) -> Any:
     _check(text)
     return OmegaConf.to_container(OmegaConf.create(text))
   except Exception as error:  # parsers raise many types for a broken file
-    first_line = str(error).split('\n')[0]
-    raise ValueError(f'{name}: is not YAML ({first_line})') from None
+    reason = str(error).split('\n')[0]
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+      reason = f'line {error.problem_mark.line + 1}: {error.problem}'
+    raise ValueError(f'{name}: is not YAML ({reason})') from None
 
 
 def parse_value(text: str) -> Any:

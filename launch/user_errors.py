@@ -42,6 +42,11 @@ def message(error: BaseException) -> str:
   return str(error) if isinstance(error, ValueError) else str(error).strip().split('\n')[0]
 
 
+def printable(text: str) -> str:
+  """Escapes characters that a terminal obeys, which a text may have from a file or a name of somebody else."""
+  return ''.join(each if each.isprintable() or each == '\n' else repr(each)[1:-1] for each in text)
+
+
 def logged(log: pathlib.Path) -> str | None:
   """Reads the error of the user's code that ended a node from its log; None if anything else did.
 

@@ -17,7 +17,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def of_replay(rows: Rows) -> dict[str, str]:
-  """Warns of a replay that was not saved, and of parts of the dreamer that have no effect, by the newest reports.
+  """Warns of rejected sequences, a replay that was not saved, and of parts of the dreamer that have no effect, by the newest reports.
 
   The parts are a memory that is never read, and a vital (such as food) that stays the same.
 
@@ -25,7 +25,7 @@ def of_replay(rows: Rows) -> dict[str, str]:
     A text for each warning, with the setting to change, by the name of its kind.
   """
   rows = rows[-WINDOW:]
-  found = {}
+  found = _of_rejected(rows)
   if rows and rows[-1].get('replay/failed_saves'):
     found['replay'] = (
       'replay was not saved: a restart of its server would lose what it has collected since; the log '
@@ -52,8 +52,18 @@ def of_replay(rows: Rows) -> dict[str, str]:
   return found
 
 
+def _of_rejected(rows: Rows) -> dict[str, str]:
+  if not (rows and rows[-1].get('rejected_sequences')):
+    return {}
+  text = (
+    'sequences were rejected: the environment may give numbers that are not finite (`hephaestus doctor '
+    'ENVIRONMENT` plays it); the log of the learner has the reason'
+  )
+  return {'rejected': text}
+
+
 def of_ppo(rows: Rows, score: float | None, entropy_scale: float) -> dict[str, str]:
-  """Warns of PPO's high KL, high clip fraction, collapse of entropy, and longer episodes without gain.
+  """Warns of PPO's rejected sequences, high KL, high clip fraction, collapse of entropy, and longer episodes without gain.
 
   Args:
     rows: reports; the first is of the beginning, later ones may be left out.
@@ -68,15 +78,16 @@ def of_ppo(rows: Rows, score: float | None, entropy_scale: float) -> dict[str, s
   rows = [row for row in rows if all(row.get(name) is not None for name in needed)]
   if not rows:
     return {}
-  found = {}
-  largest = lambda name: max(row[f'ppo/{name}'] for row in rows)
+  found = _of_rejected(rows)
+  largest = lambda name, rows=rows: max((row[f'ppo/{name}'] for row in rows), default=0.0)
   rate = f'learner.learning_rate (now {rows[-1]["ppo/learning_rate"]:.2g})'
   if (kl := largest('approx_kl')) > MOST_KL:
     found['kl'] = (
       f'KL {kl:.3f} is above {MOST_KL}: the policy moves too far on one unroll; lower {rate} or '
       'learner.num_epochs'
     )
-  if (clipped := largest('clip_fraction')) > MOST_CLIPPED:
+  # In the first report a new policy moves fast.
+  if (clipped := largest('clip_fraction', rows[1:])) > MOST_CLIPPED:
     found['clip'] = (
       f'clip fraction {clipped:.2f} is above {MOST_CLIPPED}: much of the experience gives no gradient; '
       f'lower {rate} or learner.num_epochs, or use fewer learner.num_minibatches'

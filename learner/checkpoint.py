@@ -64,7 +64,7 @@ def best(steps: Sequence[int], scores: Sequence[tuple[int, float]]) -> int | Non
 def transplanted(arrays_of: Tree, like: Tree) -> Tree:
   """Puts the arrays of one tree, matched by their paths, into the structure of `like`; types PRNG keys again.
 
-  ValueError, which names the array, if one is missing, has another shape, or is left over.
+  ValueError, which names the array, if one is missing, has another shape or dtype, or is left over.
   """
   arrays = _to_arrays(arrays_of)
   for name, (needed, found) in _misfits(arrays, like).items():
@@ -78,17 +78,23 @@ def transplanted(arrays_of: Tree, like: Tree) -> Tree:
 def _misfits(
   arrays: dict[str, np.ndarray], like: Tree, any_length: tuple[str, ...] = ()
 ) -> dict[str, tuple[Any, Any]]:
-  """Leaves of `like` that `arrays` lacks or has in another shape: by path, shape needed and found."""
+  """Leaves of `like` that `arrays` lacks or has in another shape or dtype: by path, what is needed and found."""
   flat, _ = jax.tree_util.tree_flatten_with_path(like)
-  misfits = {}
+  misfits: dict[str, tuple[Any, Any]] = {}
   for path, leaf in flat:
     name = jax.tree_util.keystr(path)
-    shape = jax.eval_shape(jax.random.key_data, leaf).shape if _is_key(leaf) else leaf.shape
-    found = arrays[name].shape if name in arrays else 'nothing'
-    if name in arrays and name.startswith(tuple(f'.{field}' for field in any_length)):
-      shape = (*found[:1], *shape[1:])
-    if shape != found:
-      misfits[name] = (shape, found)
+    leaf = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
+    if name not in arrays:
+      misfits[name] = leaf.shape, 'nothing'
+      continue
+    shape, array = leaf.shape, arrays[name]
+    if name.startswith(tuple(f'.{field}' for field in any_length)):
+      shape = (*array.shape[:1], *shape[1:])
+    needed, found = map(jax.dtypes.canonicalize_dtype, (leaf.dtype, array.dtype))
+    if shape != array.shape:
+      misfits[name] = shape, array.shape
+    elif needed != found:
+      misfits[name] = needed, found
   return misfits
 
 
@@ -116,7 +122,9 @@ def _write(path: pathlib.Path, step: int, arrays: dict[str, np.ndarray], **heade
   try:
     arrays_lib.save_file(arrays, path, header)
   except safetensors.SafetensorError as error:  # it quotes the system's message
-    raise OSError(f'{path}: {error}') from None
+    number = next((each for each in NO_ROOM if os.strerror(each) in str(error)), errno.EIO)
+    reason = str(error) if number == errno.EIO else os.strerror(number)
+    raise OSError(number, reason, str(path)) from None
   path.chmod(path.parent.stat().st_mode & 0o666)  # the library lets only its owner read the file
   _sync(path)
 
@@ -191,10 +199,9 @@ class Checkpointer:
     try:
       self.wait()
     except OSError as error:
-      if not any(error.errno == each or os.strerror(each) in str(error) for each in NO_ROOM):
+      if error.errno not in NO_ROOM:
         raise
-      reason = str(error).split('\n')[0][:200]
-      logging.warning('A checkpoint was not saved: %s; training continues.', reason)
+      logging.warning('A checkpoint was not saved: %s; training continues.', error)
     if any(saved >= step for saved in self.steps()):
       return
     arrays = _to_arrays(state)
@@ -277,8 +284,8 @@ class Checkpointer:
 
     Raises:
       ValueError: there are checkpoints, of which a run cannot resume from one: it would begin anew, and
-        overwrite its metrics. Or an intact checkpoint lacks an array of `like`, or holds it in another shape; the message
-        names one. Or it was saved by a version that wrote other files.
+        overwrite its metrics. Or an intact checkpoint lacks an array of `like`, or holds it in another shape
+        or dtype; the message names one. Or it was saved by a version that wrote other files.
     """
     flat, _ = jax.tree_util.tree_flatten_with_path(like)
     with_rest = any(jax.tree_util.keystr(path).startswith(_ONLY_TO_RESUME) for path, _ in flat)
@@ -300,7 +307,7 @@ class Checkpointer:
       except Exception as error:  # a broken file may raise any error
         logging.warning(
           'Checkpoint %s is broken (%s: %s); falling back to the one before.',
-          place, type(error).__name__, str(error).split('\n')[0][:200],
+          place, type(error).__name__, repr(str(error))[1:-1][:200],
         )  # fmt: skip
         broken.append(step)
         continue

@@ -86,7 +86,12 @@ class Source(abc.ABC):
 
   The whole state of a run is the content of a checkpoint: arrays of one replica, and whatever else
   a source needs to resume. On the D devices its leaves are [D, ...]: replicated, or a part for each.
+
+  Attributes:
+    phase: what `update` does, as shown to the user.
   """
+
+  phase = 'updating'
 
   @abc.abstractmethod
   def init(self, key: jax.Array) -> Tree:
@@ -182,6 +187,8 @@ class Hooks:
   # Called before each update, and once when the run has finished; its time counts neither for the
   # loop's `max_seconds` nor for throughput.
   between: Callable[[Status], None] = lambda status: None
+  # Called with what the loop does next: 'collecting', the source's `phase`, or 'saving'.
+  phase: Callable[[str], None] = lambda phase: None
 
 
 class Loop:
@@ -193,6 +200,7 @@ class Loop:
       too; None for no limit.
     checkpointer: saves and restores the whole state; None where another process does.
     seed: seed of the first state.
+    environment: name of the environment, for errors.
     group: the processes that learn as one, each of which reads its part of every batch. Only the first
       publishes, saves and reports.
     profiler: traces some of the updates; None for none.
@@ -215,6 +223,7 @@ class Loop:
     max_seconds: float | None = None,
     checkpointer: checkpoint_lib.Checkpointer | None,
     seed: int,
+    environment: str = '',
     group: process_group_lib.Group = process_group_lib.ONE_PROCESS,
     profiler: profile_lib.Profiler | None = None,
   ):
@@ -223,6 +232,7 @@ class Loop:
     self._max_environment_steps, self._max_seconds = max_environment_steps, max_seconds
     self._hooks = hooks
     self._checkpointer = checkpointer
+    self._environment = environment
     self._group = group
     self._profiler = profiler or profile_lib.Profiler(None, pathlib.Path())
     self._logger: Logger | None = None  # only one process of several reports
@@ -264,6 +274,8 @@ class Loop:
       self._logger = self._hooks.make_logger(self.step)
     try:
       return self._run()
+    except FloatingPointError as error:
+      raise FloatingPointError(f'environment {self._environment}: {error}') from error
     finally:
       if self._logger is not None:
         self._logger.close()
@@ -297,6 +309,7 @@ class Loop:
     is_one = self._group.size == 1  # else all end together
     while not (is_one and self._wishes_to_end()):
       self._interlude()
+      self._hooks.phase('collecting')
       self.state = self._source.collect(self.state)
       ready = self._source.ready(POLL_SECONDS)
       if not ready:
@@ -329,6 +342,7 @@ class Loop:
     if self._pending:  # one call in flight, so batches are sampled in time
       jax.block_until_ready(self._pending[-1].metrics)
     self._profiler.reach(self.step)
+    self._hooks.phase(self._source.phase)
     began = time.monotonic()
     with jax.profiler.StepTraceAnnotation('update', step_num=self.step):
       self.state, done = self._source.update(self.state, self.step, most)
@@ -404,6 +418,7 @@ class Loop:
     self._begin_span()
 
   def _save(self) -> None:
+    self._hooks.phase('saving')
     self._saved = time.monotonic()
     check_finite(_totals(self._pending), self.step, self._config)  # before anything of it is saved
     if self._checkpointer is not None:

@@ -1,6 +1,7 @@
 """The wheel: its files, and running it next to other packages and modules of common names."""
 
 import hashlib
+import json
 import os
 import pathlib
 import platform
@@ -13,6 +14,7 @@ from importlib import metadata
 
 import pytest
 
+from hephaestus.actors.environments import packages
 from hephaestus.launch import bootstrap, main
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -64,7 +66,7 @@ def test_sdist_holds_the_code(built):
 def test_version_is_the_packages(capsys):
   with pytest.raises(SystemExit):
     main.parse(['hephaestus', '--version'])
-  assert capsys.readouterr().out == f'hephaestus {metadata.version("hephaestus")}\n'
+  assert capsys.readouterr().out == f'hephaestus {metadata.version("hephaestus-rl")}\n'
 
 
 def test_download_of_uv_is_pinned_by_its_checksum(tmp_path, monkeypatch):
@@ -113,3 +115,35 @@ def test_users_own_modules_of_the_same_names_are_not_imported(wheel, tmp_path):
   assert ran.returncode == 0, ran.stderr
   assert ran.stdout.startswith(str(tmp_path / 'site'))
   assert 'hephaestus train --env launch:Mine' in ran.stdout
+
+
+@pytest.mark.parametrize(
+  ('source', 'installer', 'command'),
+  [
+    (None, 'pip', "pip install 'hephaestus-rl[envs]'"),
+    ({'url': 'file:///a%20b', 'dir_info': {}}, 'pip', "pip install '/a b[envs]'"),
+    ({'url': 'file:///a', 'dir_info': {'editable': True}}, 'uv', "uv pip install -e '/a[envs]'"),
+    (
+      {'url': 'file:///clone', 'dir_info': {'editable': True}},
+      'uv',
+      'make -C /clone train EXTRAS=envs ARGS=--help',
+    ),
+    (
+      {'url': 'https://a.b/c.git', 'vcs_info': {'vcs': 'git', 'commit_id': '1'}},
+      'pip',
+      "pip install 'hephaestus-rl[envs] @ git+https://a.b/c.git'",
+    ),
+  ],
+)
+def test_command_that_installs_an_extra_suits_how_the_package_was_installed(
+  tmp_path, monkeypatch, source, installer, command
+):
+  installed = tmp_path / 'hephaestus_rl-0.dist-info'
+  installed.mkdir()
+  (installed / 'METADATA').write_text('Metadata-Version: 2.1\nName: hephaestus-rl\nVersion: 0\n')
+  (installed / 'INSTALLER').write_text(f'{installer}\n')
+  if source is not None:
+    (installed / 'direct_url.json').write_text(json.dumps(source))
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.setattr(sys, 'prefix', '/clone/.venv')
+  assert packages.install('envs') == command

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from hephaestus.actors.environments import names
+from hephaestus.actors.environments import names, packages
 
 if TYPE_CHECKING:
   from hephaestus.actors.environments import host
@@ -288,8 +288,7 @@ def family(name: str) -> types.ModuleType:
       + (
         f'it needs Python {".".join(map(str, NEEDS_PYTHON[name]))} or newer'
         if needs_newer
-        else f'`pip install {error.name}` installs it, in a checkout `uv sync --inexact --extra envs` or '
-        '`make train EXTRAS=envs`'
+        else f'`{packages.install("envs", error.name)}` installs it'
       )
     ) from error
 

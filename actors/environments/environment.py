@@ -21,6 +21,7 @@ _NONE: Metrics = MappingProxyType({})
 
 FINITE_BOUNDS = 'finite bounds are needed with a finite difference, such as -1 and 1'
 MOST_NUMBERS = 1 << 24  # of an observation
+TOO_LARGE = f'at most {MOST_NUMBERS:,} numbers fit an observation'
 REDUCTIONS = ('mean', 'sum', 'max', 'last')
 """How the values of a metric at the steps of an episode become one number, see `Environment.metrics`."""
 
@@ -238,9 +239,7 @@ class DiscreteEnvironment(Environment):
     """Raises ValueError if options make observations of so many numbers that even their spec takes minutes."""
     if count > MOST_NUMBERS:
       given = ', '.join(f'environment.{name}={getattr(self, name)}' for name in options)
-      raise ValueError(
-        f'{given}: at most {MOST_NUMBERS:,} numbers fit an observation, not {count:,}'
-      )
+      raise ValueError(f'{given}: {TOO_LARGE}, not {count:,}')
 
 
 class _CopiedSpec:
@@ -393,6 +392,13 @@ def has_finite_range(spec: specs.BoundedArray) -> bool:
     return spec.dtype.kind != 'f' or bool(np.isfinite(spec.maximum - spec.minimum).all())
 
 
+def check_size(field: str, spec: specs.Array) -> None:
+  """Raises ValueError, which names the field, for the spec of an observation of more numbers than `MOST_NUMBERS`."""
+  count = math.prod(spec.shape)
+  if count > MOST_NUMBERS:
+    raise ValueError(f'{field}: has shape {list(spec.shape)}, and {TOO_LARGE}, not {count:,}')
+
+
 def bounds_of(spec: specs.Array) -> tuple[np.ndarray, np.ndarray] | None:
   """Lower and upper bounds of values by a spec, in its dtype; None without bounds, and for bools.
 
@@ -470,9 +476,10 @@ def check(environment: Environment) -> None:
     raise ValueError(f'action_names={environment.action_names!r}: there are {sum(choices)} choices')
   check_metrics(environment.metrics)
   for path, spec in jax.tree_util.tree_leaves_with_path(environment.observation_spec):
+    field = f'observation_spec{jax.tree_util.keystr(path)}'
     if not isinstance(spec, specs.Array):
-      field = f'observation_spec{jax.tree_util.keystr(path)}'
       raise ValueError(f'{field}={spec!r}: a dm_env.specs.Array is needed')
+    check_size(field, spec)
 
   key = jax.eval_shape(functools.partial(jax.random.key, 0))
   action = _abstract(action_spec)

@@ -7,6 +7,8 @@ import gymnasium
 from gymnasium import error as gymnasium_error
 from gymnasium.envs import registration
 
+from hephaestus.actors.environments import packages
+
 
 def check(id: str) -> None:
   """Raises ValueError if gymnasium is older than 1.0 or has no such environment; imports its module."""
@@ -14,7 +16,7 @@ def check(id: str) -> None:
   if int(gymnasium.__version__.partition('.')[0]) < 1:  # in 0.29 `max_episode_steps=-1` is a limit
     raise ValueError(
       f'{name}: needs gymnasium 1 or newer, {gymnasium.__version__} is installed; '
-      "`pip install 'gymnasium>=1'` updates it"
+      f'`{packages.install("envs", "gymnasium>=1")}` updates it'
     )
   module, _, known = id.rpartition(':')
   try:

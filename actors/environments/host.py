@@ -33,6 +33,7 @@ from hephaestus.actors.environments.environment import (
   TimeStep,
   bounds_of,
   check_metrics,
+  check_size,
   describe_bounds,
   has_finite_range,
   num_choices,
@@ -610,6 +611,7 @@ def _field(path: str, given: Any) -> Field:
     raise ValueError(
       f'observation_spec{path}={given!r}: an array of numbers is needed, or a flat dict of arrays'
     )
+  check_size(f'observation_spec{path}', given)
   if isinstance(given, specs.DiscreteArray):
     spec: specs.Array = given.replace(dtype=np.int32)
   else:

@@ -109,9 +109,11 @@ def choices(given: str, known: Iterable[str]) -> str:
 
 
 def nearest(given: str, known: Iterable[str]) -> str:
-  """'did you mean A or B? ' with similar known names; '' if none is similar."""
+  """'did you mean A or B? ' with known names that are similar, else that the given one contains; '' without any."""
   by_lower = {name.lower(): name for name in known}
-  found = difflib.get_close_matches(given.lower(), by_lower)
+  found = difflib.get_close_matches(given.lower(), by_lower) or [
+    name for name in by_lower if len(name) > 2 and name in given.lower()
+  ]
   names = ' or '.join(by_lower[name] for name in found)
   return f'did you mean {names}? ' if names else ''
 

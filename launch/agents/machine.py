@@ -6,6 +6,7 @@ import pathlib
 from importlib import metadata
 from typing import NamedTuple
 
+from hephaestus.actors.environments import packages
 from hephaestus.launch import config as launch_config
 
 PCI = pathlib.Path('/sys/bus/pci/devices')
@@ -33,7 +34,7 @@ class Machine(NamedTuple):
     extra = EXTRAS[self.accelerator]
     return (
       f'this machine has {NAMES[self.accelerator]}, which the installed JAX cannot use; install the extra '
-      f"`{extra}`: make train EXTRAS={extra}, or pip install 'hephaestus[{extra}]'"
+      f'`{extra}`: {packages.install(extra)}'
     )
 
 

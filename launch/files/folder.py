@@ -142,7 +142,9 @@ def open_run(
       begin()
       launch_config.save(config, folder / CONFIG)
   except OSError as error:
-    raise ValueError(f'--run {folder}: cannot be written to ({error.strerror})') from None
+    raise ValueError(
+      f'--run {folder}: cannot be written to ({error.strerror}: {error.filename})'
+    ) from None
 
 
 def check(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> None:

@@ -17,7 +17,7 @@ from absl import logging
 from tensorboardX import event_file_writer
 from tensorboardX.proto import event_pb2, summary_pb2
 
-from hephaestus.actors.environments import names
+from hephaestus.actors.environments import names, packages
 
 if TYPE_CHECKING:
   from hephaestus.launch import config as launch_config
@@ -144,7 +144,7 @@ def check_wandb() -> None:
   except ImportError as error:
     raise ValueError(
       'Weights & Biases was asked for, but the package is not installed. '
-      'Install the extra `wandb`: uv sync --inexact --extra wandb'
+      f'Install the extra `wandb`: {packages.install("wandb")}'
     ) from error
   mode = os.environ.get('WANDB_MODE') or wandb.api.settings().get('mode', 'online')
   if mode in ('online', 'shared') and not wandb.api.api_key:

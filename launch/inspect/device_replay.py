@@ -10,6 +10,7 @@ import numpy as np
 from hephaestus.agents import experience
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.inspect import live
+from hephaestus.launch.run import parts as parts_lib
 from hephaestus.learner import checkpoint
 from hephaestus.learner.sources import unrolled
 from hephaestus.replay import buffer as buffer_lib
@@ -58,5 +59,5 @@ def _restore(folder: pathlib.Path, schema: experience.Sequence) -> checkpoint.Re
   )
   saver.close()
   if restored is None:
-    raise ValueError(f'{folder}: nothing has been saved yet; wait for the first checkpoint')
+    raise parts_lib.no_checkpoint(folder)
   return restored

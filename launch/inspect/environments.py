@@ -1,9 +1,12 @@
 """Prints environments as tables, for `hephaestus environments`."""
 
+import sys
 from typing import Any
 
 import rich.table
 
+from hephaestus.actors import environments
+from hephaestus.actors.environments import packages
 from hephaestus.launch.inspect import console
 
 HEADINGS = ('environment', 'observation', 'actions', 'mask', 'longest episode')
@@ -30,9 +33,12 @@ def show(report: dict[str, Any]) -> None:
   if 'families' in report:
     view = rich.table.Table('family', 'installed', 'environments')
     for name, family in report['families'].items():
-      names = ', '.join(family['worlds'] or ['(uv sync --inexact --extra envs)'])
+      names = ', '.join(family['worlds'] or [])
       view.add_row(name, 'yes' if family['installed'] else 'no', names)
     console.make().print(view)
+    missing = [name for name, family in report['families'].items() if not family['installed']]
+    if any(sys.version_info >= environments.NEEDS_PYTHON.get(name, (3,)) for name in missing):
+      print(f'to install the families: {packages.install("envs")}')
     print(
       'An environment of a family is FAMILY/NAME, such as gymnax/CartPole-v1. For details:\n'
       '  hephaestus environments FAMILY\n'

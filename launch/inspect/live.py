@@ -102,7 +102,9 @@ def find(target: str) -> Run | None:
     remedy = '`hephaestus dashboard` and `report` show its metrics without'
     validation.check_distributed(f'{target}: its replay', remedy)
   elif run.config.record.on_policy:
-    raise ValueError(f'{target}: a fused run is one compiled program, without a replay server')
+    raise ValueError(
+      f'{target}: a fused run is one compiled program, without a replay server; `hephaestus dashboard {target}` shows it'
+    )
   return run
 
 

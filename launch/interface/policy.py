@@ -19,6 +19,7 @@ from hephaestus.launch import records
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.interface import exported as exported_lib
 from hephaestus.launch.interface import places
+from hephaestus.launch.run import validation
 
 
 class State(NamedTuple):
@@ -158,7 +159,7 @@ class Policy:
     try:
       import acme
     except ModuleNotFoundError as error:
-      raise ValueError(f'as_acme_actor: needs the extra `distributed` ({error})') from None
+      raise ValueError(f'as_acme_actor: needs {validation.DISTRIBUTED}; {error}') from None
     policy, key, state = self, jax.random.key(seed), self.initial_state()
     is_greedy = self.config.evaluator.greedy if greedy is None else greedy
 

@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import dataclasses
 import enum
-import inspect
 import io
 import json
 import os
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hephaestus.actors.environments import names
 from hephaestus.launch import records
 from hephaestus.launch.run import commands as run_commands
 from hephaestus.launch.run import flags, validation
@@ -136,18 +136,20 @@ def train(
     **options: any other field of `request.TrainRequest`, such as `preset`, `fused` or `origin`.
 
   Returns:
-    The run, finished or stopped by Ctrl-C.
+    The run, finished or stopped by SIGTERM.
 
   Raises:
+    KeyboardInterrupt: Ctrl-C has stopped the run, whose last checkpoint is saved; the same call resumes it.
     ValueError: an option or a value is invalid; the command prints the same message.
     TypeError: there is no option of this name.
     RuntimeError: training failed; the output printed before shows why.
   """
   flags.say_import('hephaestus.train')
-  others = [each for each in request_lib.NAMES if each not in inspect.signature(train).parameters]
-  unknown = sorted(options.keys() - {*others})
+  unknown = sorted(options.keys() - {*request_lib.NAMES})
   if unknown:
-    raise TypeError(f'train() has no option {unknown[0]!r}; choose of {", ".join(others)}')
+    raise TypeError(
+      f'train() has no option {unknown[0]!r}; {names.choices(unknown[0], request_lib.NAMES)}'
+    )
   numbers = {'steps': _whole('steps', steps), 'seed': _whole('seed', seed)}
   options |= {**numbers, 'run': run, 'agent': agent, 'set': _assignments(set)}
   request = request_lib.TrainRequest(**options)
@@ -177,7 +179,9 @@ def _train(request: request_lib.TrainRequest, env: Any) -> Run:
     folder = folder_lib.new(config)
     request = dataclasses.replace(request, run=folder)
   exit_code = run_commands.begin(request, config) if config.fused else _in_child(request)
-  if exit_code not in (0, INTERRUPTED):
+  if exit_code == INTERRUPTED:  # so that a loop over seeds ends, too
+    raise KeyboardInterrupt
+  if exit_code:
     raise RuntimeError(f'{folder}: training failed with exit code {exit_code}')
   return Run(folder)
 

@@ -10,6 +10,7 @@ import functools
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -26,6 +27,7 @@ GROUP_SECONDS = 1.0  # longest wait until the children of a killed process are g
 CANNOT_START = 127  # as a shell reports a command that it cannot run
 # One press of Ctrl-C may arrive twice: `timeout`, for one, signals its child and then its group.
 SAME_INTERRUPT_SECONDS = 0.5
+LEAVE_SECONDS = 1.0  # in which a process ends by itself after the second signal
 
 # Receives every process group, and outlives the supervisor by the moment it takes to kill them:
 # the kernel's death signal reaches a child, but not the child's own children.
@@ -85,8 +87,10 @@ class Interrupts:
   These are SIGINT, SIGTERM and, unless it is ignored as under `nohup`, SIGHUP.
 
   Args:
-    on_only: called in the handler of the first signal, after which signals act as before this object was
-      entered, so that another ends the process; None to count them all.
+    on_only: called at the first signal, even while a library keeps the main thread from its handlers, as XLA
+      does while it compiles. Then signals act as before this object was entered, so that another ends the process;
+      where the main thread does not leave in `LEAVE_SECONDS`, it ends at once, unless Python is interactive.
+      None to count all signals.
 
   Attributes:
     count: number of these signals so far; those within half a second count as one.
@@ -98,6 +102,8 @@ class Interrupts:
     self._at = 0.0
     self._on_only = on_only
     self._stack = contextlib.ExitStack()
+    self._listening = contextlib.ExitStack()
+    self._lock = threading.RLock()
 
   def __enter__(self) -> 'Interrupts':
     numbers = [signal.SIGINT, signal.SIGTERM]
@@ -107,21 +113,64 @@ class Interrupts:
       numbers.append(signal.SIGHUP)
     for number in numbers:
       self._stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
+    if numbers and self._on_only is not None:
+      self._listening.enter_context(self._listen(numbers))
     return self
 
   def __exit__(self, *unused: object) -> None:
     self._stack.close()
+    self._listening.close()
 
   def _on_signal(self, number, frame) -> None:
     del frame
+    if self._on_only is not None:
+      self._stack.close()
+      self._note_only(number)
+      return
     self.first = self.first or number
     now = time.monotonic()
     if not self.count or now - self._at > SAME_INTERRUPT_SECONDS:
       self.count += 1
       self._at = now
-    if self._on_only is not None:
-      self._stack.close()
-      self._on_only()
+
+  def _note_only(self, number: int) -> None:
+    assert self._on_only is not None
+    with self._lock:
+      if not self.count:
+        self.count, self.first = 1, number
+        self._on_only()
+
+  @contextlib.contextmanager
+  def _listen(self, numbers: Sequence[int]) -> Iterator[None]:
+    """Runs `_hear` in a thread, to which Python writes each signal at once."""
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+    left = threading.Event()
+    thread = threading.Thread(target=self._hear, args=(ours, numbers, left), daemon=True)
+    thread.start()
+    try:
+      yield
+    finally:
+      left.set()
+      signal.set_wakeup_fd(before)
+      theirs.close()
+      thread.join()
+      ours.close()
+
+  def _hear(self, signals: socket.socket, numbers: Sequence[int], left: threading.Event) -> None:
+    heard: float | None = None
+    while number := signals.recv(1):
+      if number[0] not in numbers:
+        continue
+      now = time.monotonic()
+      if heard is None:
+        heard = now
+        self._note_only(number[0])
+        continue
+      is_another = now - heard > SAME_INTERRUPT_SECONDS
+      if is_another and not left.wait(LEAVE_SECONDS) and not hasattr(sys, 'ps1'):
+        os._exit(128 + number[0])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

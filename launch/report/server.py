@@ -12,6 +12,8 @@ import webbrowser
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
 from typing import Any
 
+from hephaestus.actors.environments import packages
+
 PAGE = pathlib.Path(__file__).parent / 'assets'  # a report uses its style, too
 MOST_CONNECTIONS = 100  # a browser has six
 PACKAGES = ('starlette', 'uvicorn')  # that a server needs
@@ -105,7 +107,7 @@ def check_packages(extra: str, *names: str) -> None:
     if importlib.util.find_spec(name) is None:
       raise ValueError(
         f'the package {name} is not installed. Install the extra `{extra}`: '
-        f'uv sync --inexact --extra {extra}'
+        f'{packages.install(extra)}'
       )
 
 

@@ -98,6 +98,7 @@ class Launch:
       max_seconds=None if config.max_minutes is None else 60 * config.max_minutes,
       checkpointer=saved,
       seed=config.seed,
+      environment=config.environment['name'],
       group=group,
       profiler=profiler,
     )

@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -24,6 +25,10 @@ from hephaestus.learner import loop as loop_lib
 from hephaestus.learner import profile as profile_lib
 from hephaestus.learner.sources import stepped, unrolled
 from hephaestus.replay import buffer, parameters
+
+# An evaluation by time is followed by at least this many times its seconds of training, since one that takes
+# longer than `evaluator.period` would otherwise follow each update.
+REST = 3
 
 
 def build(
@@ -182,8 +187,12 @@ def train(
     prepared.stop as stop,
     contextlib.closing(_Monitor(prepared, launch)) as monitor,
   ):
-    _compile(prepared, monitor.say)
     is_on_host = isinstance(program, stepped.HostProgram)
+    monitor.phase(f'compiling {"" if is_on_host else "collection and "}updates')
+    _compile(prepared, monitor.say)
+    if stop.count:  # nothing was learned since the last checkpoint
+      return progress_lib.farewell(folder, config, stop.first)
+    monitor.phase('compiling and making the first state')
     source = (stepped.Stepped if is_on_host else unrolled.Unrolled)(
       program,
       max_environment_steps=config.max_environment_steps,
@@ -219,9 +228,8 @@ class _Monitor:
 
   def __init__(self, prepared: Prepared, launch: composition.Launch):
     self._prepared, self._launch = prepared, launch
-    self._progress = progress_lib.Progress(
-      launch.config, launch.folder, starting='starting: compiling'
-    )
+    self._progress = progress_lib.Progress(launch.config, launch.folder, starting='starting')
+    self._phases = set[str]()
     self.say = self._progress.say
     self._events = metrics.JsonLines(launch.folder / 'metrics' / 'events.jsonl')
     self._warnings = progress_lib.Warnings(launch.config, launch.folder, self._events, self.say)
@@ -230,13 +238,22 @@ class _Monitor:
     self._scorer: evaluator.Scorer | None = None
     self._should_stop = prepared.should_stop
     self.hooks = loop_lib.Hooks(
-      should_stop=self._should_stop, make_logger=self._make_logger, between=self._between
+      should_stop=self._should_stop,
+      make_logger=self._make_logger,
+      between=self._between,
+      phase=self.phase,
     )
     self._is_closed = threading.Event()
     # A thread shows the line, since compilation, a call of updates or an evaluation may take minutes.
     self._thread = threading.Thread(target=self._show, name='progress', daemon=True)
     self._thread.start()
     self._events.write({'kind': 'started', 'name': parts_lib.LEARNER})
+
+  def phase(self, phase: str) -> None:
+    """Notes for the line what the process does now; collection on the host and evaluation compile at first."""
+    compiles = phase in ('collecting', 'evaluating') and phase not in self._phases
+    self._phases.add(phase)
+    self._progress.phase = f'compiling, then {phase}' if compiles else phase
 
   def _show(self) -> None:
     while not self._is_closed.wait(0.5):
@@ -258,8 +275,13 @@ class _Monitor:
       snapshot = parameters.Snapshot(
         status.step, status.environment_step, ended_launch=0, params=status.acting_params()
       )
+      compiles = 'evaluating' not in self._phases
+      self.phase('evaluating')
+      began = time.monotonic()
       try:
         self._scorer.score(snapshot, final=status.finished)
+        if not compiles:
+          self._scorer.schedule.wait(REST * (time.monotonic() - began))
       except rollout.StoppedError:
         pass
       except host.Failure as error:

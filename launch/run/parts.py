@@ -151,11 +151,20 @@ def saved_train(run: pathlib.Path, like: Any, which: str | None = None) -> tuple
 
 
 def find_train(run: pathlib.Path, like: Any, which: str | None) -> tuple[int, Any]:
-  """Does the same as `saved_train`, but raises ValueError where nothing has been saved yet."""
+  """Does the same as `saved_train`, but raises ValueError where there is no intact checkpoint."""
   found = saved_train(run, like, which)
   if found is None:
-    raise ValueError(f'{run}: nothing has been saved yet; wait for the first checkpoint')
+    raise no_checkpoint(run)
   return found
+
+
+def no_checkpoint(run: pathlib.Path) -> ValueError:
+  """The error for a run of which no checkpoint is intact, or which has none yet."""
+  steps = checkpoint.saved_steps(run / 'checkpoints')
+  if not steps:
+    return ValueError(f'{run}: nothing has been saved yet; wait for the first checkpoint')
+  saved = ', '.join(map(str, steps))
+  return ValueError(f'{run}: no checkpoint is intact of {saved}; restore one from a backup')
 
 
 class _WithParams(NamedTuple):

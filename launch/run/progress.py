@@ -83,7 +83,10 @@ class Progress:
 
   Args:
     folder: folder of the run, whose metrics are read.
-    starting: text shown until environment steps or updates of this launch are known.
+    starting: text shown until environment steps or updates of this launch are known, or a `phase`.
+
+  Attributes:
+    phase: what the process does now; empty where several processes do different things at once.
   """
 
   def __init__(
@@ -92,6 +95,7 @@ class Progress:
     self._config, self._folder, self._starting = config, folder, starting
     self._live = sys.stdout.isatty()
     self._start, self._started_at = time.monotonic(), time.time()
+    self.phase = ''
     self._reached: tuple[int, int] | None = None
     self._steps, self._updates = _Pace(), _Pace()
     # One process ends with its last update, after its last step; several end with their last step.
@@ -132,7 +136,7 @@ class Progress:
         sys.stdout.flush()
 
   def line(self) -> str:
-    """Returns the line: steps, score, episode return, throughput, replay ratio, staleness and time left.
+    """Returns the line: phase, steps, score, episode return, throughput, replay ratio, staleness and time left.
 
     Numbers that are older than `STALE_SECONDS` are followed by their age.
     """
@@ -147,7 +151,7 @@ class Progress:
     reported = (row.get('environment_step') for row in (learner, actor) if row is not None)
     known = [count for count in (reached, *reported) if count is not None]
     if not known:
-      return f'{self._name()}  {self._starting}'
+      return f'{self._name()}  {self.phase or self._starting}'
     step, total = max(known), config.max_environment_steps
     self._steps.note(now, step)
     remaining = self._steps.left(now, total)
@@ -164,9 +168,11 @@ class Progress:
       if evaluator.get(name) is not None
     )
     parts = [
-      f'{self._name()}  {step:,}/{total:,} steps{f" ({lost:,} lost)" if lost else ""}'
+      self._name(),
+      self.phase,
+      f'{step:,}/{total:,} steps{f" ({lost:,} lost)" if lost else ""}'
       f'{_age(now - self._steps.changed)}',
-      '' if update is None else f'update {update:,}',
+      f'update {update:,}' if update is not None else '' if learner else 'before the first update',
       scored and scored + _age_of(evaluator),
       '' if learner is None else self._details(learner, actor or {}) + _age_of(learner),
       'ETA ' + (_clock(max(0.0, remaining)) if remaining is not None else '?'),

@@ -12,12 +12,14 @@ import importlib.util
 import math
 from typing import TYPE_CHECKING
 
+from hephaestus.actors.environments import packages
+
 if TYPE_CHECKING:
   from hephaestus.launch import config as launch_config
   from hephaestus.launch.run import request as request_lib
 
 # The packages of several processes, for a refusal.
-DISTRIBUTED = "the extra `distributed` (pip install 'hephaestus[distributed]', only for Python 3.10 on Linux x86-64)"
+DISTRIBUTED = f'the extra `distributed` ({packages.install("distributed")}, only for Python 3.10 on Linux x86-64)'
 # Keys that ask for a run of several processes where they are above 1.
 SEVERAL = ('actor.num_actors', 'learner.num_processes', 'replay.num_shards')
 # Least updates that may suffice, by docs/results.md: PPO reached no target in at most 49 (it learned only

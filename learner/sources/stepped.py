@@ -96,6 +96,7 @@ class HostProgram(unrolled.FusedProgram):
 class Stepped(unrolled.Unrolled):
   """As `unrolled.Unrolled`, for a `HostProgram`: unrolls in `collect`, and then updates while allowed."""
 
+  phase = 'updating'
   _program: HostProgram
   _allowed = 0  # updates before the next unroll
 

@@ -359,6 +359,8 @@ class Unrolled(loop.Source):
     warn: called with a text if the saved environments do not fit, and are therefore reset.
   """
 
+  phase = 'collecting and updating'
+
   def __init__(
     self,
     program: FusedProgram,

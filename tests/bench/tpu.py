@@ -20,6 +20,7 @@ import jax
 import scaling
 from jax.experimental import topologies
 
+from hephaestus.actors.environments import packages
 from hephaestus.launch import config as launch_config
 from hephaestus.launch import records
 from hephaestus.launch.bench.speed import Figure
@@ -72,10 +73,7 @@ def tpu(
         'v5e:2x2 or v6e:4x4'
       )
   if importlib.util.find_spec('libtpu') is None:
-    raise ValueError(
-      f'{names[0]}: needs libtpu, of the extra `tpu`; make train EXTRAS=tpu ARGS=--help, or '
-      "pip install 'hephaestus[tpu]'"
-    )
+    raise ValueError(f'{names[0]}: needs libtpu, of the extra `tpu`; {packages.install("tpu")}')
   configs = {name: _config(name, environment, overrides) for name in programs}
   # Before libtpu is loaded, which reads them.
   os.environ.update(_ENVIRONMENT)

@@ -5,6 +5,7 @@ import itertools
 import re
 
 import pytest
+import yaml
 
 from hephaestus.launch import config, records
 from hephaestus.launch.agents import dreamer, presets
@@ -129,6 +130,23 @@ def test_agent_and_learner_must_belong_together(laptop):
     dataclasses.replace(laptop, agent=presets.ppo_laptop('catch').agent)
   with pytest.raises(ValueError, match='this needs the dreamer, but the run has ppo'):
     dreamer.settings(presets.ppo_laptop('catch'))
+
+
+@pytest.mark.parametrize(
+  ('key', 'value'),
+  [('seed', True), ('agent.hidden_size', float('inf')), ('learner.log_period', 'x')],
+)
+def test_value_of_another_type_in_a_file_is_refused_by_its_key(laptop, tmp_path, key, value):
+  tree = config.to_tree(laptop)
+  section = tree
+  *sections, name = key.split('.')
+  for each in sections:
+    section = section[each]
+  section[name] = value
+  (tmp_path / 'config.yaml').write_text(yaml.safe_dump(tree))
+  with pytest.raises(ValueError, match=rf'config.yaml: .*{key}: Value .*{value}') as error:
+    config.load(tmp_path / 'config.yaml')
+  assert '\n' not in str(error.value)
 
 
 def test_invalid_config_file_is_refused(tmp_path):

@@ -106,7 +106,7 @@ def test_resumed_run_takes_what_a_file_does_not_say_from_its_folder(make, tmp_pa
 @pytest.mark.parametrize(
   ('text', 'words'),
   [
-    ('a: [', r'--config .*my.yaml: is not YAML'),
+    ('a: 1\nb: }', r'--config .*my.yaml: is not YAML \(line 2: '),
     ('- 3', r'--config .*my.yaml: must be a mapping'),
     ('agent: 3', r'agent=3: is a section; give its values, such as agent.deterministic_size'),
     ('environment: catch', r'environment=catch: is a section; .* environment.name'),

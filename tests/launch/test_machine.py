@@ -36,9 +36,9 @@ def fake(monkeypatch, tmp_path):
   [
     ((), {}, 'laptop', None),
     (('nvidiactl',), {'plugins': ['xla_cuda12']}, 'gpu', None),
-    (('nvidiactl',), {}, 'laptop', 'make train EXTRAS=cuda'),
+    (('nvidiactl',), {}, 'laptop', 'train EXTRAS=cuda'),
     (('accel0',), {'libtpu': True}, 'tpu-v4-8', None),
-    (('accel3',), {}, 'laptop', 'make train EXTRAS=tpu'),
+    (('accel3',), {}, 'laptop', 'train EXTRAS=tpu'),
     ((), {'chips': 4, 'libtpu': True}, 'tpu-v4-8', None),
     ((), {'plugins': ['rocm']}, 'laptop', None),
     (('nvidiactl',), {'chips': 4, 'libtpu': True}, 'tpu-v4-8', None),

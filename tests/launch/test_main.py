@@ -60,6 +60,9 @@ def once():
     ('--agent os:system', "agent_name='os:system'"),
     ('--agent hephaestus.actors.environments.catch:Catch', 'agent_name='),
     ('--set agent_name=ppo', 'agent_name=ppo'),
+    ('--env=', "--env ''"),
+    ('--set agent={}', 'agent={}: is a section'),
+    ('--set max_minutes=.inf', 'max_minutes='),
     ('--set environment.name=[1]', 'environment.name=[1]'),
     ('--set seed=${seed}', 'seed=${seed}'),
     (f'--seed {"1" * 23}', 'seed='),
@@ -231,12 +234,21 @@ def test_help_of_train_lists_basic_keys(capsys):
   assert '`hephaestus config`' in out and 'helpfull' not in out
 
 
-@pytest.mark.parametrize('arguments', [['train', '--foo'], ['fly']])
-def test_unknown_arguments_end_with_code_two(arguments, capsys):
+@pytest.mark.parametrize(
+  ('arguments', 'message'),
+  [
+    (['train', '--foo'], 'train: unrecognized arguments: --foo; did you mean --from?; see'),
+    (['train', '--stpes=3'], 'train: unrecognized arguments: --stpes=3; did you mean --steps '),
+    (['train', 'catch'], 'train: unrecognized arguments: catch; did you mean --env catch?; see'),
+    (['trian'], "there is no command 'trian'; did you mean train? known are: bench, "),
+  ],
+)
+def test_unknown_arguments_end_with_code_two_and_a_guess(arguments, message, capsys):
   with pytest.raises(SystemExit) as ended:
     run(*arguments)
   assert ended.value.code == 2
-  assert 'Traceback' not in capsys.readouterr().err
+  error = capsys.readouterr().err
+  assert message in error and error.count('\n') == 1
 
 
 def test_closed_pipe_ends_without_message():
@@ -312,6 +324,17 @@ def test_evaluate_names_missing_checkpoint(tmp_path, folder, capsys):
   folder_lib.open_run(folder, presets.laptop('catch'))
   assert run('evaluate', folder) == 2
   assert 'nothing has been saved yet' in capsys.readouterr().err
+  (folder / 'checkpoints' / '3').mkdir()
+  assert run('evaluate', folder) == 2
+  assert 'no checkpoint is intact of 3' in capsys.readouterr().err
+
+
+def test_file_in_place_of_a_folder_of_a_run_is_named(folder, capsys):
+  folder_lib.open_run(folder, presets.laptop('catch'))
+  (folder / 'videos').rmdir()
+  (folder / 'videos').write_bytes(b'')
+  assert run('train', '--run', folder) == 2
+  assert f'cannot be written to (File exists: {folder / "videos"})' in capsys.readouterr().err
 
 
 def test_command_says_that_it_imports_before_it_imports(tmp_path):

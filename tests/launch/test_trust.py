@@ -189,6 +189,12 @@ def test_entry_whose_name_a_terminal_obeys_is_refused(tmp_path, capsys):
   assert 'has a control character' in printed and TITLE[:4] not in printed
 
 
+def test_error_does_not_let_a_terminal_obey_a_name(tmp_path, capsys):
+  assert run('inspect', tmp_path / TITLE) == 2
+  printed = capsys.readouterr().err
+  assert TITLE[:4] not in printed and r'\x1b]0;title' in printed
+
+
 def test_broken_run_does_not_hide_healthy_ones(stranger, tmp_path, monkeypatch):
   healthy, broken = stranger('healthy'), stranger('broken')
   (broken / 'checkpoints' / '²').mkdir()

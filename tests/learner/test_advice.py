@@ -23,10 +23,11 @@ def advise(rows, score=None):
     ({'ppo/approx_kl': 0.09}, 'kl', 'learner.learning_rate (now 0.001)'),
     ({'ppo/clip_fraction': 0.4}, 'clip', 'learner.num_epochs'),
     ({'ppo/entropy': 0.04}, 'entropy', 'agent.entropy_scale (now 0.01)'),
+    ({'rejected_sequences': 3}, 'rejected', 'hephaestus doctor ENVIRONMENT'),
   ],
 )
 def test_warning_names_its_remedy(changes, kind, key):
-  ((found, text),) = advise([make_row(), make_row(**changes), make_row()]).items()
+  ((found, text),) = advise([make_row(), make_row(), make_row(**changes)]).items()
   assert found == kind and key in text
 
 
@@ -34,6 +35,7 @@ def test_good_run_gets_no_warning():
   rows = [make_row(episode_return=0.1 * i, episode_length=10.0 + i) for i in range(64)]
   assert advise(rows) == {}
   assert advise([make_row(), make_row(**{'ppo/entropy': 0.01})], score=0.95) == {}
+  assert advise([make_row(**{'ppo/clip_fraction': 0.4})]) == {}  # while a new policy moves fast
   # The learner writes a row that is not finite, with null for each such number, and ends.
   assert advise([make_row(), make_row(**{'ppo/approx_kl': None, 'ppo/entropy': None})]) == {}
 
@@ -52,6 +54,7 @@ def test_memory_that_is_never_read_is_warned_about():
     [{'memory/filled': filled, 'memory/evidence': evidence}] * count
   )
   assert not advice.of_replay(rows(0.0, 0.0, 40))  # nothing to read yet
+  assert advice.of_replay([{'rejected_sequences': 3}]).keys() == {'rejected'}
   assert not advice.of_replay([*rows(0.5, 0.2, 1), *rows(0.5, 0.0, advice.WINDOW - 1)])
   assert 'agent.memory_size=0' in advice.of_replay(rows(0.5, 0.0, 40))['memory']
 

@@ -87,8 +87,9 @@ def test_save_on_a_full_disk_is_logged_and_keeps_the_one_before(tmp_path, no_roo
   saver.wait()
   with no_room(1 << 16):
     saver.save(2, large(2))
-    with pytest.raises(OSError, match='File too large'):
+    with pytest.raises(OSError, match='File too large') as error:
       saver.wait()
+    assert error.value.filename.startswith(str(tmp_path))  # so a command shows one line
     assert checkpoint.Checkpointer(tmp_path, read_only=True).restore(large(0)).step == 1
     saver.save(3, large(3))
     saver.save(4, large(4))
@@ -158,6 +159,9 @@ def test_checkpoint_of_another_configuration_is_refused_by_name(tmp_path):
   save(tmp_path, 3)
   other = jax.eval_shape(lambda: make_state(0) | {'params': {'kernel': jnp.zeros((5, 3))}})
   with pytest.raises(ValueError, match=r'kernel.*should be \(5, 3\) and is \(4, 3\)'):
+    checkpoint.Checkpointer(tmp_path).restore(other)
+  other = jax.eval_shape(lambda: make_state(0) | {'params': {'kernel': jnp.zeros((4, 3), int)}})
+  with pytest.raises(ValueError, match=r'kernel.*should be int32 and is float32'):
     checkpoint.Checkpointer(tmp_path).restore(other)
 
 

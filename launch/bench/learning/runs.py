@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
+import hephaestus
 from hephaestus.actors import environments
 from hephaestus.launch import records
 from hephaestus.launch.bench.learning import scores, suite
@@ -151,7 +152,8 @@ class _Job(jobs.Job):
       'commit': commit(),
       'versions': {
         'python': platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in ('jax', 'hephaestus')},
+        'jax': importlib.metadata.version('jax'),
+        'hephaestus': hephaestus.__version__,
         **dict([package.split()] if package else []),
       },
     }

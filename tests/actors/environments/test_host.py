@@ -274,6 +274,7 @@ class Described(Corridor):
       {'observation': {'a': specs.Array((), float), 'action_mask': specs.Array((2,), bool)}},
       ["observation_spec['action_mask']", '[2]', '[3]'],
     ),
+    ({'observation': specs.Array((10**6, 10**6), float)}, ['observation_spec: has', 'at most 16']),
     ({'action': specs.BoundedArray((2, 2), int, 0, 1)}, ['action_spec=', 'one axis']),
     ({'action': specs.BoundedArray((2,), int, 0, 1)}, ["['action_mask']", '[3]', '[4]']),
     ({'action': specs.Array((2,), float)}, ['action_spec=', 'DiscreteArray']),

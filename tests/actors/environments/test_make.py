@@ -13,7 +13,7 @@ import pytest
 from dm_env import specs
 
 from hephaestus.actors import environments
-from hephaestus.actors.environments import catch, environment, host, wrappers
+from hephaestus.actors.environments import catch, environment, host, packages, wrappers
 
 MINE = """
 from hephaestus.actors.environments import catch
@@ -119,7 +119,7 @@ def test_missing_package_of_a_family_is_named_with_its_command(monkeypatch):
   monkeypatch.delitem(sys.modules, module, raising=False)
   monkeypatch.setitem(sys.modules, 'gymnax', None)  # which Python takes as not installed
   with pytest.raises(
-    ValueError, match=r"need the package 'gymnax'.*uv sync --inexact --extra envs"
+    ValueError, match=f"need the package 'gymnax'.*{re.escape(packages.install('envs', 'gymnax'))}"
   ):
     environments.make('gymnax/CartPole-v1')
 
@@ -197,6 +197,10 @@ CONTRADICTIONS = [
   ),
   ({'action_names': ('up', 'down', 'left')}, ["action_names=('up', 'down', 'left')", '2 choices']),
   ({'max_steps': None}, ['max_steps=None']),
+  (
+    {'observation_spec': {'a': specs.Array((10**12,), np.float32)}},
+    ["observation_spec['a']: has shape [1000000000000]", 'at most 16,777,216 numbers fit'],
+  ),
   (
     {'scripted_action': lambda self, state: state['count'] * 1.0},
     ['scripted_action', 'int32[]', 'float32[]'],

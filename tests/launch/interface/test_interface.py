@@ -113,8 +113,9 @@ def test_bad_input_is_refused_as_by_the_command(tmp_path, options, words):
     hephaestus.train(run=tmp_path / 'run', **options)
   assert words in str(raised.value) and '\n' not in str(raised.value)
   assert not (tmp_path / 'run').exists()
-  with pytest.raises(TypeError, match="no option 'stepz'"):
-    hephaestus.train('catch', stepz=3)
+  for wrong in ('stepz', 'total_timesteps'):
+    with pytest.raises(TypeError, match=f"no option '{wrong}'; did you mean steps"):
+      hephaestus.train('catch', **{wrong: 3})
 
 
 def test_overrides_by_a_mapping_equal_overrides_by_the_command():

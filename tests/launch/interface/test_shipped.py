@@ -11,7 +11,7 @@ import pytest
 
 import hephaestus
 from hephaestus.actors import environments
-from hephaestus.actors.environments import export, wrappers
+from hephaestus.actors.environments import export, packages, wrappers
 from hephaestus.launch import main
 from hephaestus.launch.interface import exported, places, shipping, training
 from hephaestus.launch.report import play
@@ -104,7 +104,8 @@ def test_agent_whose_environment_is_not_installed_is_refused(empty, monkeypatch,
   assert run('watch', 'gymnax/CartPole-v1') == 2
   printed = capsys.readouterr()
   assert "environment.name='gymnax/CartPole-v1': " in printed.err and not printed.out
-  assert "the package 'gymnax', which is not installed; `pip install gymnax`" in printed.err
+  assert "the package 'gymnax', which is not installed; `" in printed.err
+  assert packages.install('envs', 'gymnax') in printed.err
 
 
 def test_maintainers_command_trains_and_writes_an_agent(dreamer, empty, monkeypatch, capsys):

@@ -7,7 +7,10 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import threading
+import time
 
 import climb
 import jax
@@ -26,8 +29,9 @@ from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import history
 from hephaestus.launch.processes import supervisor
 from hephaestus.launch.report import panels
-from hephaestus.launch.run import fused, origin, parts
+from hephaestus.launch.run import fused, origin, parts, progress
 from hephaestus.learner import checkpoint, loop
+from hephaestus.learner.sources import unrolled
 
 # Without annealing a run's program does not depend on its length, and is compiled once.
 TINY = [
@@ -123,7 +127,7 @@ def test_run_ends_resumes_and_is_evaluated(finished, train, tmp_path, capsys):
   assert config.load(folder / 'config.yaml').actor.num_envs == 32
 
   assert run('inspect', folder) == 2
-  assert 'without a replay' in capsys.readouterr().err
+  assert f'without a replay server; `hephaestus dashboard {folder}`' in capsys.readouterr().err
   assert train('--agent', 'dreamer') == 2
   assert '--agent: the folder has ppo, you gave dreamer' in capsys.readouterr().err
   assert train('--set', 'agent.hidden_size=8') == 2
@@ -227,7 +231,8 @@ def test_non_finite_metrics_end_the_run(finished, train, tmp_path, capsys, monke
   check_finite = loop.check_finite
   monkeypatch.setattr(loop, 'check_finite', broken)
   assert train('--steps', 900) == 1
-  assert 'lower learner.learning_rate' in capsys.readouterr().out.splitlines()[-1]
+  last = capsys.readouterr().out.splitlines()[-1]
+  assert 'environment catch: learner step' in last and 'lower learner.learning_rate' in last
 
 
 def test_a_run_whose_environment_failed_keeps_its_traceback_and_resumes(train, tmp_path, capsys):
@@ -317,4 +322,41 @@ def test_signal_after_the_first_ends_the_process_whatever_its_kind(capfd):
     signal.raise_signal(signal.SIGINT)
     assert (interrupts.count, interrupts.first) == (1, signal.SIGINT)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-  assert folder_lib.STOPPING in capfd.readouterr().out
+  assert capfd.readouterr().out.count(folder_lib.STOPPING) == 1
+
+
+def test_signals_work_while_a_library_keeps_the_main_thread():
+  """As XLA does while it compiles: the first signal is confirmed, the second ends the process."""
+  deaf = (
+    'import hashlib\nfrom hephaestus.launch.processes import supervisor\n'
+    'with supervisor.Interrupts(lambda: print("stopping", flush=True)):\n'
+    '  print("ready", flush=True)\n'
+    '  hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000_000)\n'
+  )
+  with subprocess.Popen([sys.executable, '-c', deaf], stdout=subprocess.PIPE, text=True) as process:
+    for line in ('ready\n', 'stopping\n'):
+      assert process.stdout.readline() == line
+      time.sleep(supervisor.SAME_INTERRUPT_SECONDS + 0.1)
+      process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=30) == 130
+
+
+@pytest.mark.timeout(600)
+def test_signal_while_the_run_compiles_stops_it_and_train_raises(in_process, tmp_path, capfd):
+  """And while the program is compiled, the line says so."""
+  folder, shown = tmp_path / 'run', []
+  compile_program = unrolled.FusedProgram.compile
+
+  def interrupted(program):
+    polling.until(lambda: shown, 'a line of progress')
+    os.kill(os.getpid(), signal.SIGINT)
+    return compile_program(program)
+
+  with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    patch.setattr(progress.Progress, 'tick', lambda line: shown.append(line.line()))
+    patch.setattr(unrolled.FusedProgram, 'compile', interrupted)
+    hephaestus.train('catch', agent='ppo', preset='laptop', steps=600, run=folder, set=TINY)
+  assert shown[0].endswith('  compiling collection and updates')
+  out = capfd.readouterr().out
+  assert out.splitlines()[-1] == f'stopped; resume with: hephaestus train --run {folder}'
+  assert folder_lib.STOPPING in out

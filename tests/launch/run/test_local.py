@@ -134,6 +134,14 @@ def test_line_is_printed_again_without_a_terminal(run, monkeypatch, capsys):
   assert '65,536/2,000,000 steps' in line
 
 
+def test_number_that_is_not_finite_leaves_its_place_on_the_line_empty(run):
+  made, folder, write = run
+  progress = progress_lib.make(made, folder, ['learner'])
+  write('learner', ROW | {'ppo/entropy': None})
+  line = progress.line()
+  assert '65,536/2,000,000 steps' in line and 'KL 0.010' in line and 'None' not in line
+
+
 @pytest.fixture
 def clock(monkeypatch):
   """A function that lets seconds pass for the progress line."""

@@ -11,11 +11,9 @@ from hephaestus.launch import main
 from hephaestus.launch.agents import presets
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import metrics
+from hephaestus.launch.run import validation
 
-EXTRA = (
-  "needs the extra `distributed` (pip install 'hephaestus[distributed]', "
-  'only for Python 3.10 on Linux x86-64)'
-)
+EXTRA = f'needs {validation.DISTRIBUTED}'
 
 
 @pytest.fixture
