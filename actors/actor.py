@@ -160,7 +160,7 @@ class _Window:
   def __init__(self):
     self.start = time.monotonic()
     self.unrolled = self.throttled = self.inserted = 0.0
-    self._steps = 0
+    self._steps = self._ended = 0
     self._returns: list[np.ndarray] = []
     self._lengths: list[np.ndarray] = []
     self._explored: list[np.ndarray] = []
@@ -169,11 +169,13 @@ class _Window:
   def add(self, episodes: rollout.Episodes, config: actors_config.ActorConfig) -> None:
     """Counts the steps and the finished episodes of one unroll.
 
-    Means are over episodes that `Episodes.reported` names, and over all episodes of the explorer.
+    Means are over episodes that `Episodes.reported` names, and over all episodes of the explorer; the
+    rate is of both.
     """
     self._steps += config.num_envs * (config.sequence_length - 1)
     ended, explores = np.asarray(episodes.ended), np.asarray(episodes.explores)
     counts = np.asarray(episodes.reported)
+    self._ended += int(ended.sum())
     self._returns.append(np.asarray(episodes.episode_return)[counts])
     self._lengths.append(np.asarray(episodes.episode_length)[counts])
     self._explored.append(np.asarray(episodes.episode_return)[ended & explores])
@@ -203,6 +205,7 @@ class _Window:
       **({'explorer_return': float(explored.mean())} if explored.size else {}),
       'parameter_version': version,
       'steps_per_second': self._steps / elapsed,
+      'episodes_per_minute': 60 * self._ended / elapsed,
       'unrolled_fraction': fraction(self.unrolled),
       'throttled_fraction': fraction(self.throttled),
       'inserted_fraction': fraction(self.inserted),

@@ -19,7 +19,7 @@ from hephaestus.actors.environments import names
 from hephaestus.launch import comments, records, safe_yaml
 from hephaestus.replay import parameters, tables
 
-AGENT, PRESET, WANDB = 'agent_name', 'preset', 'wandb'
+AGENT, PRESET, WANDB, LOGGER = 'agent_name', 'preset', 'wandb', 'logger'
 LARGEST = 2**63 - 1  # absolute value of a whole number
 _plain: Callable[..., Any] = OmegaConf.to_container
 
@@ -78,6 +78,7 @@ class ExperimentConfig:
     accelerator: whether the learner may use a GPU or TPU; all other nodes use the CPU.
     tensorboard: whether to write TensorBoard files, too.
     wandb: reports to Weights & Biases; off by default.
+    logger: 'package.module:function' that makes a logger of your own for each node; null for none.
   """
 
   agent_name: str = records.DREAMER
@@ -93,6 +94,7 @@ class ExperimentConfig:
   accelerator: bool = True
   tensorboard: bool = True
   wandb: WandbConfig = WandbConfig()
+  logger: str | None = None
 
   def __post_init__(self):
     for key, value in flatten(dataclasses.asdict(self)).items():
@@ -201,7 +203,8 @@ class ExperimentConfig:
 
 # Keys that may change when a run resumes; others would not fit the checkpoints in its folder.
 FREE = (
-  'max_environment_steps', 'max_minutes', 'accelerator', 'tensorboard', 'wandb', 'evaluator',
+  'max_environment_steps', 'max_minutes', 'accelerator', 'tensorboard', 'wandb', 'logger',
+  'evaluator',
   'replay.port', 'replay.timeout_seconds',
   'learner.publish_period', 'learner.log_period', 'learner.max_staleness',
   'learner.checkpoint_period', 'learner.checkpoint_updates', 'learner.keep', 'learner.num_processes',
@@ -367,7 +370,7 @@ def _from_content(content: Any, name: str) -> ExperimentConfig:
   try:
     environment = content.get('environment')
     given = environment.get('name') if isinstance(environment, dict) else None
-    records.read_names((content.get(AGENT), given), name)
+    records.read_names((content.get(AGENT), given, content.get(LOGGER)), name)
     return _from_tree(content)
   except names.UntrustedError:
     raise
@@ -436,7 +439,7 @@ def read_partial(path: pathlib.Path) -> ConfigFile:
       raise ValueError(f'--config {path}: {key}={name}: must be a name')
   values = _leaves(content)
   env = values.pop('environment.name', None)
-  records.read_names((given[AGENT], env), f'--config {path}')
+  records.read_names((given[AGENT], env, values.get(LOGGER)), f'--config {path}')
   return ConfigFile(given[PRESET], given[AGENT], env, values)
 
 

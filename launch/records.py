@@ -27,7 +27,7 @@ _trusts_files = contextvars.ContextVar('trusts_files', default=False)
 
 @contextlib.contextmanager
 def trusting(trust: bool) -> Iterator[None]:
-  """Within the context, import paths of agents and environments in files are trusted, if `trust` (--trust)."""
+  """Within the context, import paths of agents, environments and loggers in files are trusted, if `trust` (--trust)."""
   token = _trusts_files.set(trust or _trusts_files.get())
   try:
     yield
@@ -36,7 +36,7 @@ def trusting(trust: bool) -> Iterator[None]:
 
 
 def read_names(names: Sequence[Any], file: str) -> None:
-  """Notes names of agents or environments that a file gives; see `trusting` for those that import a module."""
+  """Notes names of agents, environments or loggers that a file gives; see `trusting` for those that import a module."""
   for name in names:
     if isinstance(name, str):
       names_lib.trust(name) if _trusts_files.get() else names_lib.read(name, file)

@@ -57,7 +57,7 @@ def resolve(
   """Imports the class or function that a name stands for, and does not call it.
 
   A name is a key of `known`, whose values are import paths, or itself one, 'package.module:Class'. The
-  other arguments are for error messages: the field that holds the name, 'environment' or 'agent', and a
+  other arguments are for error messages: the field that holds the name, what it is, such as 'agent', and a
   sentence on where all known names are listed.
 
   Raises:
@@ -70,7 +70,7 @@ def resolve(
   module_name, colon, attribute = known.get(name, name).partition(':')
   if not is_import_path(f'{module_name}{colon}{attribute}'):
     raise ValueError(
-      f'{given}: no such {kind}; {choices(name, known)}; {listing and f"{listing}; "}an {kind} of '
+      f'{given}: no such {kind}; {choices(name, known)}; {listing and f"{listing}; "}one of '
       "your own is named by its import path, 'package.module:Class'"
     )
   if _is_pythons_own(module_name):

@@ -40,7 +40,7 @@ def resumes(folder: pathlib.Path | None) -> bool:
 
 def resume_command(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> str:
   """The command that resumes a run, with --trust if its config names something to import."""
-  given = (config.agent_name, config.environment['name'])
+  given = (config.agent_name, config.environment['name'], config.logger or '')
   return f'hephaestus train --run {folder}' + ' --trust' * any(map(names.needs_trust, given))
 
 

@@ -17,7 +17,7 @@ from absl import logging
 from tensorboardX import event_file_writer
 from tensorboardX.proto import event_pb2, summary_pb2
 
-from hephaestus.actors.environments import packages
+from hephaestus.actors.environments import names, packages
 
 if TYPE_CHECKING:
   from hephaestus.launch import config as launch_config
@@ -245,6 +245,7 @@ def make_logger(
   steps_key: str,
   tensorboard: bool = False,
   wandb: 'launch_config.WandbConfig | None' = None,
+  own: str | None = None,
   resume: tuple[str, int] | None = None,
 ) -> Loggers:
   """Makes the logger of one node's metrics.
@@ -256,10 +257,12 @@ def make_logger(
     steps_key: key, present in every row, whose value is the x-axis of its curves.
     tensorboard: whether to write TensorBoard files.
     wandb: settings of reports to Weights & Biases; None for no reports.
+    own: import path of a function that makes a further logger, of the interface of Acme's loggers, from
+      `node_name` and `steps_key`; None for none.
     resume: see `JsonLines`.
 
   Raises:
-    ValueError: the package of Weights & Biases is needed and not installed.
+    ValueError: the package of Weights & Biases is needed and not installed, or `own` cannot be imported.
   """
   folder = pathlib.Path(run_directory)
   to: list[Any] = [JsonLines(folder / 'metrics' / f'{node_name}.jsonl', resume=resume)]
@@ -267,6 +270,9 @@ def make_logger(
     to.append(TensorBoardLogger(folder / 'tensorboard' / node_name, steps_key))
   if wandb is not None and wandb.enabled:
     to.append(WandbLogger(folder, node_name, steps_key, wandb))
+  if own is not None:
+    make = names.resolve(own, {}, field='logger', kind='logger')
+    to.append(make(node_name, steps_key=steps_key))
   return Loggers(to)
 
 

@@ -11,7 +11,7 @@ from hephaestus.launch.files import history
 # Config keys that may differ between the runs of one curve. They do not change learning, but only when
 # and where metrics are written.
 INDIFFERENT = (
-  'seed', 'max_minutes', 'tensorboard', 'wandb', 'replay.port', 'replay.timeout_seconds',
+  'seed', 'max_minutes', 'tensorboard', 'wandb', 'logger', 'replay.port', 'replay.timeout_seconds',
   'learner.log_period', 'learner.checkpoint_period', 'learner.checkpoint_updates',
   'actor.log_period', 'evaluator.period', 'evaluator.period_steps', 'evaluator.video_period',
 )  # fmt: skip

@@ -19,7 +19,7 @@ ENVIRONMENT, COGNITION = 'Environment', 'Cognition'
 # Sections of the page, by beginnings of the keys 'NODE/METRIC' of their charts: the first that has one.
 SECTIONS = {
   'Learning': (
-    *(f'{node}/{metric}' for node in history.NODES for metric in ('episode', 'explorer')),
+    *(f'{node}/{metric}' for node in history.NODES for metric in ('episode_', 'explorer')),
     'evaluator/normalised_score',
   ),
   ENVIRONMENT: ('evaluator/', 'actor/environment/', 'learner/environment/'),
@@ -61,6 +61,8 @@ TITLES = {
   'learner/starved_fraction': 'share of time that the learner waits for data',
   'actor/steps_per_second': 'environment steps per second and actor',
   'learner/steps_per_second': 'environment steps per second',
+  'actor/episodes_per_minute': 'episodes per minute and actor',
+  'learner/episodes_per_minute': 'episodes per minute',
   'actor/throttled_fraction': 'share of time that the rate limiter blocks actors',
 }
 

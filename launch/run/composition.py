@@ -45,6 +45,7 @@ class Launch:
       steps_key='learner_step' if name == parts_lib.LEARNER else 'environment_step',
       tensorboard=self.config.tensorboard,
       wandb=self.config.wandb,
+      own=self.config.logger,
       resume=None if resume is None else ('learner_step', resume),
     )
 

@@ -1,4 +1,4 @@
-"""Begins a new run with the parameters of an older one: `hephaestus train --from`."""
+"""Begins a new run with parameters and optimizer of an older one: `hephaestus train --from`."""
 
 import contextlib
 import pathlib
@@ -14,12 +14,15 @@ from hephaestus.launch.run import request as request_lib
 from hephaestus.learner import checkpoint
 from hephaestus.learner.sources import on_policy
 
-ORIGIN = 'origin'  # file of a run's folder: RUN@STEP whose parameters it begins with
-COPIED = ('params', 'statistics', 'slow_critic')  # fields of a train state; the others are reset
+ORIGIN = 'origin'  # file of a run's folder: RUN@STEP with which it begins
+# Fields of a train state that are copied; the others are reset.
+COPIED = (
+  'params', 'statistics', 'slow_critic', 'opt_state', 'model_opt_state', 'policy_opt_state',
+)  # fmt: skip
 
 
 class Origin(NamedTuple):
-  """Checkpoint of an older run whose parameters a new run begins with.
+  """Checkpoint of an older run with whose parameters and optimizer a new run begins.
 
   Attributes:
     text: RUN[@best|@STEP], as given to --from.
@@ -35,7 +38,7 @@ class Origin(NamedTuple):
 
 
 def load(text: str, config: launch_config.ExperimentConfig) -> Origin:
-  """Restores the parameters of RUN[@best|@STEP]; ValueError if there are none, or they do not fit the config's."""
+  """Restores what is copied of RUN[@best|@STEP]; ValueError if there is none, or it does not fit the config's."""
   folder, which = request_lib.parse_origin(text)
   try:
     shapes = parts_lib.saved_shapes(folder_lib.load_config(folder))
@@ -59,7 +62,7 @@ def load(text: str, config: launch_config.ExperimentConfig) -> Origin:
 def begin(
   origin: Origin, config: launch_config.ExperimentConfig, folder: pathlib.Path, program: Any
 ) -> None:
-  """Writes the first checkpoint of a new run: step 0, with the parameters of its origin; and the file `ORIGIN`.
+  """Writes the first checkpoint of a new run: step 0, with what is copied of its origin; and the file `ORIGIN`.
 
   Args:
     program: the `unrolled.FusedProgram` of a fused run; None for a run with actors.
@@ -84,4 +87,6 @@ def begin(
     saver.save(0, state)
     saver.wait()
   (folder / ORIGIN).write_text(f'{origin.exact}\n')
-  print(f'begins with the parameters of {origin.text}, update {origin.step:,}', flush=True)
+  print(
+    f'begins with parameters and optimizer of {origin.text}, update {origin.step:,}', flush=True
+  )

@@ -1,7 +1,6 @@
 """A run as a Launchpad program: its nodes, their connections, and the command that runs each of them."""
 
 import functools
-import os
 import pathlib
 import tempfile
 import threading
@@ -9,8 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import launchpad as lp
-from launchpad import address as lp_address
-from launchpad import context as lp_context
 
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.processes import watchdog
@@ -27,19 +24,20 @@ class _ReplayNode(lp.ReverbNode):
 
   def __init__(self, config: launch_config.ExperimentConfig, directory: str, exposed: bool):
     super().__init__(functools.partial(nodes_lib.build_tables, config))
+    self._config = config
     self._directory = directory
     self._exposed = exposed
-    self._stuck_seconds = config.learner.stuck_seconds
 
   def run(self) -> None:
     """Serves until the node is asked to stop."""
-    self._server = tables.make_server(
-      self._priority_tables_fn(),
-      port=lp_address.get_port_from_address(self._address.resolve()),
+    address = self.reverb_address.resolve()
+    _server = tables.make_server(  # it serves while it is referenced
+      nodes_lib.build_tables(self._config),
+      port=lp.get_port_from_address(address),
       directory=self._directory,
       exposed=self._exposed,
     )
-    serve(lp.stop_event(), self._address.resolve(), self._stuck_seconds)
+    serve(lp.stop_event(), address, self._config.learner.stuck_seconds)
 
 
 def serve(stop: threading.Event, address: str, stuck_seconds: float) -> None:
@@ -49,7 +47,7 @@ def serve(stop: threading.Event, address: str, stuck_seconds: float) -> None:
   """
   answered = watchdog.watched(stop.is_set, stuck_seconds)
   period = stuck_seconds / 10
-  local_address = f'127.0.0.1:{lp_address.get_port_from_address(address)}'
+  local_address = f'127.0.0.1:{lp.get_port_from_address(address)}'
   while not stop.wait(period or None):
     if connection.answers(local_address, timeout_seconds=period):
       answered()
@@ -76,7 +74,7 @@ def make_program(launch: composition.Launch) -> lp.Program:
   return program
 
 
-class _StaticAddress(lp_address.AbstractAddressBuilder):
+class _StaticAddress(lp.AbstractAddressBuilder):
   """An address that is known before any node runs."""
 
   def __init__(self, address: str):
@@ -95,25 +93,19 @@ def commands(
   nodes are bound here, and their commands go to the supervisor of this project. Only the shards of
   replay listen, at `addresses`. The pickled nodes in `scratch` must exist as long as the run.
   """
-  launch_type = lp_context.LaunchType.LOCAL_MULTI_PROCESSING
-  for nodes in program.groups.values():
-    for node in nodes:
-      node._initialize_context(launch_type, launch_config=None)
-  for label, nodes in program.groups.items():
-    for node in nodes:
-      for handle in node.input_handles:
-        handle.connect(node, label)
-  shards = program.groups[parts_lib.REPLAY]
-  for node, address in zip(shards, addresses, strict=True):
-    for listening in node.addresses:
-      listening.bind(_StaticAddress(address))
-  result = []
+  notice = (
+    f'--lp_termination_notice_secs={TERMINATION_NOTICE}'  # as an option it would need absl's flags
+  )
+  for node in program.get_all_nodes():
+    node.launch_context.initialize(lp.LaunchType.LOCAL_MULTI_PROCESSING, None)
+  for node, address in zip(program.groups[parts_lib.REPLAY], addresses, strict=True):
+    node.reverb_address.bind(_StaticAddress(address))
+  result: list[list[str]] = []
   previous, tempfile.tempdir = tempfile.tempdir, str(scratch)
   try:
     for label, nodes in program.groups.items():
-      for command in nodes[0].to_executables(nodes, label, nodes[0].launch_context):
-        notice = f'--lp_termination_notice_secs={TERMINATION_NOTICE}'
-        result.append([*map(os.fspath, command.command_as_list), notice])
+      executables = nodes[0].to_executables(nodes, label, nodes[0].launch_context)
+      result += [[*command.command_as_list, notice] for command in executables]
   finally:
     tempfile.tempdir = previous
   return result

@@ -26,7 +26,8 @@ class TrainRequest:
   Each field is the flag of its name, with the text below as help; `origin` is --from.
 
   Attributes:
-    preset: sizes: laptop, gpu or tpu-v4-8 (default: by the hardware found).
+    preset: sizes: laptop, gpu or tpu-v4-8 (default: by the hardware found; a new run on several hosts
+      needs one).
     cognition: switch on all parts of docs/cognition.md that suit the environment and are not set
       otherwise: slots, episodic memory, workspace, survival, empowerment and learning progress.
     env: an environment of `hephaestus environments`, or package.module:Class (default: catch).
@@ -36,12 +37,12 @@ class TrainRequest:
     steps: environment steps to collect in total.
     seed: random seed of the whole run (default: 0).
     set: override the config.
-    trust: import the agent and the environment that a folder or file names by an import path.
+    trust: import agent, environment and logger that a folder or file names by an import path.
     config: configuration file, such as config.yaml of a run; keys that it lacks are as without it,
       and flags override it.
     fused: one process: environments, replay and update in one program, or threads for environments
       that are not in JAX (default for ppo).
-    origin: begin a new run with the parameters of another, and with its config.
+    origin: begin a new run with parameters and optimizer of a checkpoint of another, and with its config.
     expose: let other machines reach replay's port, which asks for no password.
     reset_moments: reset the optimizer where a ppo run resumes with another number of environments.
     profile: trace these updates of the learner, and an actor meanwhile; such as 100:110.

@@ -30,8 +30,11 @@ FEW_UPDATES = {'on_policy': 50, 'off_policy': 200}
 def validate(request: request_lib.TrainRequest, config: launch_config.ExperimentConfig) -> None:
   """Raises ValueError, which names flag or key and a remedy, if they cannot make a run on any machine."""
   from hephaestus.actors import environments
+  from hephaestus.actors.environments import names
 
   environments.check_name(config.environment['name'])
+  if config.logger is not None:
+    names.resolve(config.logger, {}, field='logger', kind='logger')
   record, fused = config.record, config.fused
   if request.fused and not record.can_fuse:
     raise ValueError(

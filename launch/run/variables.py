@@ -10,7 +10,7 @@ from hephaestus.launch.run import parts as parts_lib
 
 
 def _cache() -> pathlib.Path | None:
-  """Folder of JAX's compiled programs; None where there is no place that other users cannot write to.
+  """Own folder of JAX's compiled programs; None where there is no place that other users cannot write to.
 
   A container may run as a user without a home, or whose home is read-only; then it is below TMPDIR.
   """
@@ -37,6 +37,9 @@ COMMON = {
   **({} if CACHE is None else {'JAX_COMPILATION_CACHE_DIR': str(CACHE)}),
   'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': str(LEAST_SECONDS),
 }
+COMMON |= {
+  name: os.environ[name] for name in COMMON if name in os.environ
+}  # as the user has exported
 # Without these, Reverb keeps the memory that it frees; docs/design.md has the figures.
 FRUGAL = {
   'MALLOC_ARENA_MAX': '2',
@@ -54,7 +57,7 @@ CPU_ONLY = {'JAX_PLATFORMS': 'cpu', 'CUDA_VISIBLE_DEVICES': ''}
 
 
 def keep_compiled(least_seconds: float = LEAST_SECONDS) -> None:
-  """Keeps programs that took this process `least_seconds` to compile in CACHE, as nodes do by their environment."""
+  """Keeps programs that took this process `least_seconds` to compile in their cache, as nodes do by their environment."""
   import jax  # not by launchers of programs that do not need it
 
   jax.config.update('jax_compilation_cache_dir', COMMON.get('JAX_COMPILATION_CACHE_DIR'))

@@ -26,7 +26,7 @@ DEVICES = devices_lib.DEVICES
 SECONDS_PER_CALL = 1.0  # the run does not react for so long, unless one update takes longer
 EPISODES = (
   'episodes', 'episode_return', 'episode_length', 'explorer_episodes', 'explorer_return',
-  'broken_rewards',
+  'ended_episodes', 'broken_rewards',
 )  # fmt: skip
 
 _OTHER_ENVIRONMENTS = (
@@ -52,6 +52,7 @@ def counted(episodes: Any) -> dict[str, jax.Array]:
     'episode_length': total(own, episodes.episode_length),
     'explorer_episodes': total(explored, 1.0),
     'explorer_return': total(explored, episodes.episode_return),
+    'ended_episodes': total(episodes.ended, 1.0),
     **{name: total(own, values) for name, values in episodes.metrics.items()},
   }
 
@@ -447,13 +448,15 @@ class Unrolled(loop.Source):
     """Throughput, replay ratio and ages of sequences, means over episodes, and means over updates.
 
     Episodes are those in which the policy of the task acted, or the explorer while it acts in all
-    environments; `explorer_return` is the mean of all episodes of the explorer.
+    environments; `explorer_return` is the mean of all episodes of the explorer, and
+    `episodes_per_minute` counts both.
     """
     episodes, explored = totals['episodes'], totals['explorer_episodes']
     mean = lambda name: totals[name] / episodes if episodes else None
     rest = {name: total for name, total in totals.items() if name not in self._program.sums}
     return {
       'steps_per_second': span.environment_steps / span.seconds,
+      'episodes_per_minute': 60 * totals['ended_episodes'] / span.seconds,
       **self._replay_report(span),
       'episodes': int(episodes),
       'episode_return': mean('episode_return'),

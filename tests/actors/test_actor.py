@@ -15,6 +15,7 @@ def report(explores):
   ended, returns = np.ones((1, 3), bool), np.array([[1.0, 2.0, 6.0]])
   metrics = {'environment/keys': 2 * returns}
   window.add(rollout.Episodes(ended, returns, 5 * ended, np.array(explores), metrics), CONFIG)
+  window.start -= 60
   return window.report(3, 0)
 
 
@@ -30,6 +31,7 @@ def test_episode_return_is_the_tasks_unless_all_environments_explore(
   explores, episodes, of_task, of_explorer
 ):
   row = report(explores)
+  assert row['episodes_per_minute'] == pytest.approx(3, abs=0.5)  # of task and explorer
   assert row['episodes'] == episodes and row['episode_return'] == of_task
   assert row['environment/keys'] == 2 * of_task
   assert row.get('explorer_return') == of_explorer

@@ -78,6 +78,7 @@ def once():
     ('--fused --set actor.num_actors=2', 'actor.num_actors=2'),
     ('--agent ppo --cognition', '--cognition'),
     ('--from RUN --cognition', '--cognition'),
+    ('--set logger=nosuch', "logger='nosuch'"),
   ],
 )  # fmt: skip
 def test_bad_input_is_named_and_writes_nothing(folder, capsys, arguments, key):

@@ -77,6 +77,7 @@ def test_modules_of_the_working_directory_are_found_only_for_a_name_of_ones_own(
 
 AGENT = {'agent_name': 'evil:Agent'}
 ENVIRONMENT = {'environment': {'name': 'evil:Trap'}}
+LOGGER = {'logger': 'evil:Trap'}
 COMMANDS = {
   'train': ['train', '--run'],
   'config': ['config', '--run'],
@@ -98,10 +99,14 @@ READERS = {'inspect': ['inspect'], 'report': ['report'], 'dashboard': ['dashboar
   [
     *((each, AGENT) for each in (COMMANDS | READERS).values()),
     *((COMMANDS[name], ENVIRONMENT) for name in OF_ENVIRONMENT),
+    (COMMANDS['train'], LOGGER),
+    (COMMANDS['config of a file'], LOGGER),
   ],
   ids=[
     *(f'{name}, agent' for name in COMMANDS | READERS),
     *(f'{name}, env' for name in OF_ENVIRONMENT),
+    'train, logger',
+    'config of a file, logger',
   ],
 )
 def test_names_of_a_folder_are_not_imported_without_trust(evil, stranger, capsys, command, changes):

@@ -103,6 +103,7 @@ def test_one_call_of_n_updates_equals_n_calls(program):
   # An episode takes 3 steps and the one that resets: 4 of each environment's 24 steps are starts.
   assert sums['episodes'][0] == NUM_WORLDS * 3 * NUM_STEPS / 4
   assert sums['episode_length'][0] == 3 * sums['episodes'][0]
+  assert sums['ended_episodes'][0] == sums['episodes'][0]  # none is an explorer's
   assert len(TRACES) == traces  # at compilation only
 
 
@@ -175,7 +176,13 @@ def test_run_ends_with_the_update_that_reaches_its_steps(program, tmp_path):
   rows = folder.rows()
   assert [row['learner_step'] for row in rows] == [2, 4, 5]
   assert rows[-1]['environment_step'] == 5 * NUM_WORLDS * NUM_STEPS
-  assert {'steps_per_second', 'episode_return', 'ppo/approx_kl', 'ppo/entropy'} <= set(rows[0])
+  assert {
+    'steps_per_second',
+    'episodes_per_minute',
+    'episode_return',
+    'ppo/approx_kl',
+    'ppo/entropy',
+  } <= set(rows[0])
   assert rows[0]['episode_length'] == 3
   assert folder.seen[0] == (0, 0, False) and folder.seen[-1] == (5, 640, True)
   assert not any(finished for _, _, finished in folder.seen[:-1])
@@ -195,7 +202,7 @@ def test_stopped_run_resumes_bitwise(program, tmp_path):
   second = Folder(tmp_path / 'parts', program, max_environment_steps=steps)
   assert second.run.run()
   assert_equal(whole.saved(program).state, second.saved(program).state)
-  drop = ('time', 'steps_per_second')
+  drop = ('time', 'steps_per_second', 'episodes_per_minute')
   numbers = lambda rows: {
     row['learner_step']: {key: value for key, value in row.items() if key not in drop}
     for row in rows

@@ -146,7 +146,7 @@ def test_eight_devices_collect_store_and_report_as_one(shared, tmp_path):
   np.testing.assert_array_equal(one.buffer.storage.version, eight.buffer.storage.version)
   drop = (
     'time', 'steps_per_second', 'replayed_steps_per_second', 'reward', 'episodes', 'episode_return',
-    'explorer_return',
+    'explorer_return', 'episodes_per_minute',
   )  # fmt: skip
   counts = [
     [{k: v for k, v in row.items() if k not in drop} for row in folder.rows()] for folder in folders
@@ -204,7 +204,7 @@ def test_stopped_run_resumes_bitwise(program, whole, tmp_path):
   assert resumed.run.run()
   assert_equal(whole.state(), resumed.state())
   assert (whole.state().train.statistics['memory']['written'] > 0).sum() > 8
-  drop = ('time', 'steps_per_second', 'replayed_steps_per_second')
+  drop = ('time', 'steps_per_second', 'replayed_steps_per_second', 'episodes_per_minute')
   last = lambda folder: {k: v for k, v in folder.rows()[-1].items() if k not in drop}
   assert last(whole) == pytest.approx(last(resumed), rel=1e-4, abs=1e-6)
 

@@ -103,6 +103,17 @@ def test_full_disk_drops_rows_with_one_warning(path, no_room, caplog):
   ]
 
 
+def test_default_logger_of_acme_can_be_handed_in(tmp_path, monkeypatch):
+  pytest.importorskip('acme')
+  monkeypatch.setenv('HOME', str(tmp_path))
+  own = 'acme.utils.loggers:make_default_logger'
+  logger = metrics.make_logger(tmp_path, 'learner', steps_key='learner_step', own=own)
+  logger.write({'learner_step': 1, 'loss': jnp.asarray(2.5)})
+  logger.close()
+  (file,) = tmp_path.glob('acme/*/logs/learner/logs.csv')
+  assert file.read_text().splitlines() == ['learner_step,loss', '1,2.5']
+
+
 def test_full_disk_ends_tensorboard_but_not_the_node(tmp_path, no_room, caplog):
   logger = metrics.make_logger(tmp_path, 'learner', steps_key='learner_step', tensorboard=True)
   logger.write({'learner_step': 1, 'loss': 1.0})

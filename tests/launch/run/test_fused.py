@@ -15,6 +15,7 @@ import time
 import climb
 import jax
 import numpy as np
+import own_logger
 import polling
 import pytest
 import runs
@@ -135,13 +136,18 @@ def test_run_ends_resumes_and_is_evaluated(finished, train, tmp_path, capsys):
 
 def test_run_writes_and_shows_metrics_of_its_environment(train, tmp_path, capsys):
   folder = tmp_path / 'run'
-  options = [*TINY[2:-1], 'tensorboard=true']
+  options = [*TINY[2:-1], 'tensorboard=true', 'logger=own_logger:Kept']
   begin = ['--agent', 'ppo', '--env', 'climb:Climb', '--preset', 'laptop', '--steps', 400]
   assert train(*begin, '--set', *options) == 0
   for name in ('learner', 'evaluator'):
     for row in rows(folder, name):
       found = {key: value for key, value in row.items() if key.startswith('environment/')}
       assert found == pytest.approx(climb.expected(row['episode_length']))
+    own = own_logger.made[name]  # the user's own logger gets the same
+    assert own.is_closed and own.rows == [
+      {key: value for key, value in row.items() if key != 'time'} for row in rows(folder, name)
+    ]
+    assert own.steps_key == ('learner_step' if name == 'learner' else 'environment_step')
   written = history.History(folder)
   written.read()
   charts = panels.charts(written.curves('environment_step'))
@@ -158,13 +164,14 @@ def test_run_begins_with_the_agent_of_another(finished, tmp_path, capsys):
   folder, other = finished[0], tmp_path / 'other'
   assert run('train', '--run', other, '--from', f'{folder}@best', '--steps', 300, '--seed', 7) == 0
   out = capsys.readouterr().out
-  assert f'begins with the parameters of {folder}@best, update 5' in out
+  assert f'begins with parameters and optimizer of {folder}@best, update 5' in out
   assert out.splitlines()[-1].startswith('done: environment_step=384 learner_step=3 ')
   assert config.load(other / 'config.yaml').agent.hidden_size == 16
   made = config.load(folder / 'config.yaml')
   like = parts.saved_shapes(made, parts.make_parts(made))
   (_, old), (_, new) = parts.find_train(folder, like, None), parts.find_train(other, like, '0')
-  jax.tree.map(np.testing.assert_array_equal, old.params, new.params)
+  for name in ('params', 'opt_state'):
+    jax.tree.map(np.testing.assert_array_equal, getattr(old, name), getattr(new, name))
   assert int(new.step) == 0 and int(old.step) == 5
 
   # A run with actors can begin with the parameters of a fused run.

@@ -247,3 +247,19 @@ print(jax.jit(jax.numpy.tanh).lower(numbers).compile().as_text().count('partitio
     divided.append(int(said.stdout))
   assert divided[0] > 0  # else the search term is outdated
   assert divided[1] == 0
+
+
+def test_exported_cache_of_compiled_programs_is_used():
+  program = """
+import jax
+from hephaestus.launch.agents import presets
+from hephaestus.launch.run import variables
+variables.keep_compiled()
+of_node = variables.of_node('actor-0', presets.laptop('catch'))
+print(jax.config.jax_compilation_cache_dir, of_node['JAX_COMPILATION_CACHE_DIR'])
+"""
+  said = subprocess.run(
+    [sys.executable, '-c', program], env={**os.environ, 'JAX_COMPILATION_CACHE_DIR': '/exported'},
+    capture_output=True, text=True, check=True, timeout=120,
+  ).stdout  # fmt: skip
+  assert said.split() == ['/exported', '/exported']
