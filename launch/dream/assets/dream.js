@@ -470,7 +470,7 @@ function drawCharts() {
     const curves = SIDES.map((side) => path.map((place) => (steps[place][side] ? read(steps[place][side]) : null)));
     const known = curves.flat().filter((value) => value !== null);
     const [low, high] = known.length ? [Math.min(...known), Math.max(...known)] : [0, 0];
-    const begin = 46;  // right of the labels
+    const begin = 58;  // right of the labels
     const x = (place) => begin + 6 + (width - begin - 12) * place / Math.max(8, path.length - 1);
     const y = (value) => height / 2 - (height - 16) * (high - low > 1e-3 ? (value - low) / (high - low) - .5 : 0);
     context.textAlign = 'right';
@@ -512,6 +512,7 @@ function heatMap(values, columns, rgb, cell = 1) {
   const canvas = make('canvas');
   canvas.width = cell * columns;
   canvas.height = cell * rows;
+  canvas.classList.toggle('tall', rows > columns);
   const context = canvas.getContext('2d');
   values.forEach((share, place) => {
     context.fillStyle = `rgb(${share < 0 ? RGB.negative : rgb})`;
