@@ -238,7 +238,7 @@ function drawLegend() {
 function drawRuns() {
   const rows = runs.runs.map((run) => [
     make('span', {}, make('span', {class: `dot g${run.group % COLOURS}`}), ` ${run.name}`),
-    run.world, run.agent, String(run.seed),
+    run.world.replace('/', '/\u200b'), run.agent, String(run.seed),
     make('span', {class: `state ${run.state.split(' ')[0]}`}, run.state),
     number(run.environment_step), number(run.max_environment_steps), number(run.learner_step),
     number(run.score === null ? run.episode_return : run.score), ago(run.written),
