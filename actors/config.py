@@ -37,7 +37,7 @@ class EvaluatorConfig:
     ValueError: a number is not positive; the message names its field.
   """
 
-  period: float = 20.0  # seconds between the starts of two evaluations
+  period: float = 20.0  # seconds between the starts of two evaluations, less in a fast run
   period_steps: int | None = None  # environment steps between two evaluations; replaces `period`
   num_episodes: int = 64  # episodes of an evaluation
   final_episodes: int = 256  # episodes of the evaluation of the final parameters

@@ -14,20 +14,28 @@ from hephaestus.actors import config as actors_config
 from hephaestus.replay import parameters
 
 VIDEO_LENGTH = 513  # time steps of a periodic video, about a minute
+POINTS = 30  # evaluations of a fast run
 
 
 class Schedule:
-  """When an evaluation is due: the first at once, others after a period of seconds or of steps."""
+  """When an evaluation is due: the first at once, others after a period of steps, or of seconds.
 
-  def __init__(self, config: actors_config.EvaluatorConfig):
-    self._period, self._period_steps = config.period, config.period_steps
-    self._next_time, self._next_step = 0.0, 0
+  In a run that is fast compared with the period of seconds, they are also due after each 1 / `POINTS` of its
+  steps, if they are at least `period` / 40 seconds apart and take at most a tenth of the time.
+  """
+
+  def __init__(self, config: actors_config.EvaluatorConfig, num_steps: int):
+    self._period, self._is_by_steps = config.period, config.period_steps is not None
+    self._period_steps = config.period_steps or -(-num_steps // POINTS)
+    self._next_time, self._next_step, self._rests_until = 0.0, 0, 0.0
+    self._began: float | None = None
 
   def is_due(self, environment_step: int) -> bool:
     """Whether an evaluation of parameters that were published at this environment step is due."""
-    if self._period_steps is not None:
-      return environment_step >= self._next_step
-    return time.monotonic() >= self._next_time
+    is_next, now = environment_step >= self._next_step, time.monotonic()
+    if self._is_by_steps:
+      return is_next
+    return now >= self._next_time or (is_next and now >= self._rests_until)
 
   def wait(self, seconds: float) -> None:
     """Lets at least so many seconds pass before the next evaluation that is due by time."""
@@ -35,9 +43,16 @@ class Schedule:
 
   def begin(self, environment_step: int) -> None:
     """Notes that an evaluation begins, of such parameters."""
-    self._next_time = time.monotonic() + self._period
-    if self._period_steps is not None:
-      self._next_step = (environment_step // self._period_steps + 1) * self._period_steps
+    self._is_first, self._began = self._began is None, time.monotonic()
+    self._next_time = self._began + self._period
+    self._rests_until = self._began + self._period / 40
+    self._next_step = (environment_step // self._period_steps + 1) * self._period_steps
+
+  def end(self) -> None:
+    """Notes that the evaluation has ended; the time of the first, which compiles, does not count."""
+    if self._began is not None and not self._is_first:
+      now = time.monotonic()
+      self._rests_until = max(self._rests_until, now + 9 * (now - self._began))
 
 
 class Camera:
@@ -92,7 +107,7 @@ class Scorer:
 
   The `seed` of the run and the version give the PRNG key of an evaluation, which ends when `should_stop`,
   called after each unroll, is True. `close` closes `play` and `logger`; `schedule` says when the next
-  evaluation is due.
+  evaluation is due in a run of `num_steps` environment steps.
   """
 
   def __init__(
@@ -103,6 +118,7 @@ class Scorer:
     camera: Camera,
     *,
     seed: int,
+    num_steps: int,
     should_stop: Callable[[], bool] = lambda: False,
   ):
     self._play = play
@@ -111,7 +127,7 @@ class Scorer:
     self._camera = camera
     self._seed = seed
     self._should_stop = should_stop
-    self.schedule = Schedule(config)
+    self.schedule = Schedule(config, num_steps)
 
   def score(self, snapshot: parameters.Snapshot, *, final: bool) -> None:
     """Evaluates acting parameters, logs the result unless asked to stop, and records videos that are due.
@@ -133,6 +149,7 @@ class Scorer:
       return
     counts = {'environment_step': step, 'learner_step': snapshot.version}
     self._logger.write({**counts, 'final': final, **result.row()})
+    self.schedule.end()
     logging.info('Version %d: %s', snapshot.version, result)
     self._camera.video(snapshot.version, params, video_key, final=final)
 

@@ -7,6 +7,8 @@ asks each part about real steps, and `Steering` advances a dream and the reality
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -472,32 +474,29 @@ class Steering:
     key: chex.PRNGKey,
     before: Belief,
     action: jax.Array,
-    member: jax.Array | None,
-    *,
-    sampled: bool,
+    member: jax.Array,
+    sampled: jax.Array,
   ) -> tuple[Belief, Prediction]:
-    """Advances by an imagined step.
+    """Advances by an imagined step; one program for all members and ways.
 
     Args:
       params: parameters of all parts of the agent.
       key: PRNG key of the sample and of the policy's action.
       before: belief at the step before, observed or imagined.
       action: the action that is taken there, as in the action spec.
-      member: [] int32, the member of the ensemble that predicts; None for the mean of all, see
+      member: [] int32, the member of the ensemble that predicts; -1 for the mean of all, see
         `RSSM.imagine`.
-      sampled: whether the step is sampled; else it is the most likely one.
+      sampled: [] bool, whether the step is sampled; else it is the most likely one.
     """
     model, world = self.dreamer.model, modules.world(params)
     noise_key, action_key = jax.random.split(key)
     noise = jax.tree.map(lambda x: x[None], model.rssm.imagined_noise(noise_key))
-    recurrent = self._recurrent(before, action)
-    step = model.imagine(
-      world,
-      model.rssm.matrices(world),
-      recurrent,
-      None if member is None else member[None],
-      noise if sampled else None,
-    )
+    matrices, recurrent = model.rssm.matrices(world), self._recurrent(before, action)
+    ways = [
+      functools.partial(model.imagine, world, matrices, recurrent, *way)
+      for way in itertools.product((None, member[None]), (None, noise))
+    ]
+    step = jax.lax.switch(2 * (member >= 0) + sampled, ways)
     mask = model.action_mask(world, step.features) if model.networks.has_mask else None
     return self._predict(params, action_key, before, step, mask)
 

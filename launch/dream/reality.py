@@ -1,5 +1,7 @@
 """The real side of a steered dream: an environment that can be stepped from any earlier step of an episode."""
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +16,9 @@ class Moment(NamedTuple):
 
   state: Any  # of the environment; of one that is stepped on the host, its `_History`
   timestep: environment_lib.TimeStep  # host arrays
-  frame: np.ndarray | None  # [H, W, 3] uint8, as the environment renders its state, if it does
+  render: Callable[
+    [], np.ndarray | None
+  ]  # [H, W, 3] uint8, as the environment renders its state, if it does
 
 
 class Traced:
@@ -44,7 +48,7 @@ class Traced:
 
   def _moment(self, result: tuple[Any, environment_lib.TimeStep]) -> Moment:
     state, timestep = jax.device_get(result)
-    return Moment(state, timestep, self._environment.render(state))
+    return Moment(state, timestep, functools.partial(self._environment.render, state))
 
 
 class _History(NamedTuple):
@@ -93,7 +97,8 @@ class OnHost:
 
   def _moment(self, timestep: environment_lib.TimeStep) -> Moment:
     # Its arrays may be the environment's own, which the next step changes.
-    return Moment(self._at, jax.tree.map(np.array, timestep), self._instance.render())
+    frame = self._instance.render()
+    return Moment(self._at, jax.tree.map(np.array, timestep), lambda: frame)
 
 
 def make(environment: environment_lib.Environment) -> Traced | OnHost:

@@ -1,5 +1,6 @@
 """The panels of the web page and of reports: curves, state, videos and config differences of runs."""
 
+import collections
 import contextlib
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -66,6 +67,12 @@ TITLES = {
   'actor/throttled_fraction': 'share of time that the rate limiter blocks actors',
 }
 
+# Of metrics by the last word of their keys; others are numbers without a unit.
+UNITS = {
+  'approx kl': 'nats', 'entropy': 'nats', 'episode length': 'steps', 'explorer entropy': 'nats',
+  'kl': 'nats', 'kl after first': 'nats',
+}  # fmt: skip
+
 
 class GroupCurve(NamedTuple):
   """A metric of a group of runs along the x-axis; of one run, its `history.Curve`, without seeds."""
@@ -81,8 +88,8 @@ def charts(keys: Iterable[str]) -> list[dict[str, str]]:
   """Describes the charts of metrics by their keys 'NODE/METRIC', in the order of the page.
 
   Returns:
-    [{'key', 'section': one of SECTIONS, 'title': name of the metric in words, with its unit}], by section;
-    charts of TITLES come first in theirs.
+    [{'key', 'section': one of SECTIONS, 'title': name of the metric in words, with its unit; each has its own}],
+    by section; charts of TITLES come first in theirs.
   """
   sections, titled = list(SECTIONS), list(TITLES)
   found = []
@@ -92,9 +99,16 @@ def charts(keys: Iterable[str]) -> list[dict[str, str]]:
     title = ', '.join(words[-2:] if section == COGNITION else words[-1:])
     if section in (ENVIRONMENT, 'Learning'):  # the same metric, of evaluations and of training
       title += ', evaluation' if node == 'evaluator' else ', acting'
+    if words[-1] in UNITS:
+      title += f', {UNITS[words[-1]]}'
     place = titled.index(key) if key in TITLES else len(titled)
     chart = {'key': key, 'section': section, 'title': TITLES.get(key, title)}
     found.append((sections.index(section), place, key, chart))
+  count = collections.Counter(chart['title'] for *_, chart in found)
+  for *_, key, chart in found:
+    if count[chart['title']] > 1:
+      where, _, _ = key.removesuffix(history.MEDIAN).replace('_', ' ').rpartition('/')
+      chart['title'] += f' ({where.removeprefix("learner/")})'
   return [chart for *_, chart in sorted(found)]
 
 

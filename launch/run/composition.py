@@ -70,6 +70,7 @@ class Launch:
       self.make_logger(parts_lib.EVALUATOR, resume=resume),
       evaluator.Camera(play, self.folder / 'videos', options.video_period, newest),
       seed=config.seed,
+      num_steps=config.max_environment_steps,
       should_stop=should_stop,
     )
 

@@ -298,13 +298,13 @@ def test_evaluation_of_endless_episodes_stops_at_a_signal(endless):
 
 
 def test_evaluation_is_due_by_steps_where_asked():
-  schedule = evaluator.Schedule(actors_config.EvaluatorConfig(period=1e9, period_steps=100))
+  schedule = evaluator.Schedule(actors_config.EvaluatorConfig(period=1e9, period_steps=100), 1000)
   assert schedule.is_due(30)
   schedule.begin(30)
   assert [schedule.is_due(step) for step in (30, 99, 100, 250)] == [False, False, True, True]
   schedule.begin(250)
   assert [schedule.is_due(step) for step in (250, 299, 300)] == [False, False, True]
-  by_time = evaluator.Schedule(actors_config.EvaluatorConfig(period=1e9))
+  by_time = evaluator.Schedule(actors_config.EvaluatorConfig(period=1e9), 1000)
   assert by_time.is_due(0)
   by_time.begin(0)
   assert not by_time.is_due(10**9)
@@ -315,3 +315,21 @@ def test_evaluation_is_due_by_steps_where_asked():
   assert not after_long.is_due(1)
   with pytest.raises(ValueError, match=r'evaluator\.period_steps=0: must be at least 1'):
     actors_config.EvaluatorConfig(period_steps=0)
+
+
+@pytest.mark.parametrize(('seconds', 'count'), [(0.01, 30), (0.2, 14), (8.0, 3)])
+def test_evaluations_of_a_fast_run_give_thirty_points_and_take_a_tenth_of_its_time(
+  monkeypatch, seconds, count
+):
+  clock = [0.0]
+  monkeypatch.setattr(evaluator.time, 'monotonic', lambda: clock[0])
+  schedule = evaluator.Schedule(actors_config.EvaluatorConfig(period=20.0), 1200)
+  found = 0
+  for step in range(1200):  # in 24 seconds
+    clock[0] += 0.02
+    if schedule.is_due(step):
+      schedule.begin(step)
+      clock[0] += seconds if found else 5.0  # the first compiles
+      schedule.end()
+      found += 1
+  assert abs(found - count) <= 1

@@ -207,7 +207,7 @@ def test_each_member_imagines_an_image_of_its_own(dreamer, make_params, make_obs
   def steps(params, observation):
     key, action = jax.random.key(0), jnp.int32(1)
     belief, seen = steer.observe(params, key, steer.initial(), action, observation, True)
-    belief, dreamt = steer.imagine(params, key, belief, action, jnp.int32(0), sampled=True)
+    belief, dreamt = steer.imagine(params, key, belief, action, jnp.int32(0), True)
     return seen, dreamt, model.rssm.paint(modules.world(params), belief.latent)[1]
 
   model = dreamer.model

@@ -2,19 +2,22 @@
 'use strict';
 
 const SPEEDS = [1, 2, 4, 8, 15, 30];
+const PAUSE = 3000;  // milliseconds
 const LEAST_EVIDENCE = .01;  // of the episodic memory, from which on what it recalled is shown
 const FEW = 24;  // numbers that are shown as a table; more are shown as maps
 const ARROWS = {up: 'ArrowUp', down: 'ArrowDown', left: 'ArrowLeft', right: 'ArrowRight'};
 const SIGNS = {ArrowUp: '↑', ArrowDown: '↓', ArrowLeft: '←', ArrowRight: '→'};
 const SIDES = ['real', 'dream'];
 const DIFFERENT = 48 / 255;  // least difference of a share that is marked, as of a colour in a picture
-const RGB = {real: [60, 160, 120], dream: [184, 88, 143], difference: [230, 60, 110], heat: [230, 159, 0], negative: [86, 180, 233]};
+const RGB = {real: [60, 160, 120], dream: [184, 88, 143], difference: [230, 60, 110], heat: [150, 60, 255], negative: [86, 180, 233]};
 const steps = [];  // by index, as the server sent them
 let session = null;
 let about = null;
 let at = 0;  // index of the step that is shown
 let path = [0];  // indices of the steps of its branch
-let busy = false;
+let moves = Promise.resolve();  // of the moves that were asked for
+let waiting = 0;  // how many of them are not done yet
+let measuring = null;  // timer
 let playing = false;
 let largest = [];  // of the numbers of an observation so far, by position
 
@@ -29,6 +32,7 @@ function number(value) {
 function say(text) {
   find('message').textContent = text;
   find('message').hidden = !text;
+  find('message').className = '';
 }
 
 // Requests
@@ -45,10 +49,35 @@ async function ask(place, content) {
   return answer.json();
 }
 
-// Only one request at a time: keys that are pressed meanwhile are dropped, so a key that is held cannot queue up.
+// Makes moves one after another, in the order of keys and clicks; after 0.3 s the page says that it waits.
+function inTurn(task) {
+  waiting += 1;
+  clearTimeout(measuring);
+  document.body.classList.add('busy');
+  moves = moves.then(task).finally(() => {
+    waiting -= 1;
+    measureLater();
+    document.body.classList.toggle('busy', waiting > 0);
+  });
+  return moves;
+}
+
+// How long dreams can be trusted: in a pause, since it occupies the server for some seconds.
+function measureLater() {
+  clearTimeout(measuring);
+  if (!find('trust').dataset.known) measuring = setTimeout(() => {
+    find('trust').dataset.known = 'soon';
+    ask('trust').then(({trust}) => { find('trust').textContent = trust; }).catch(() => {});
+  }, PAUSE);
+}
+
+// What the user asks for ends the play.
+function order(task) {
+  pause();
+  return inTurn(task);
+}
+
 async function move(what, content) {
-  if (busy) return false;
-  busy = true;
   try {
     const {step, repeats} = await ask(`sessions/${session}/${what}`, content);
     if (what === 'begin_episode') { steps.length = 0; path = []; largest = []; }
@@ -61,8 +90,6 @@ async function move(what, content) {
     say(error.message);
     pause();
     return false;
-  } finally {
-    busy = false;
   }
 }
 
@@ -86,7 +113,7 @@ async function play() {
   find('play').setAttribute('aria-pressed', 'true');
   while (playing) {
     const began = performance.now();
-    if (steps[at].last || steps[at].real === null || !(await act(null)) || !playing) break;
+    if (steps[at].last || steps[at].real === null || !(await inTurn(() => act(null))) || !playing) break;
     await new Promise((resolve) => { setTimeout(resolve, Math.max(0, 1000 / +find('speed').value - performance.now() + began)); });
   }
   pause();
@@ -164,7 +191,7 @@ function layersOf(step) {
   if (step.drawn.dream || !leaf) return step.drawn;
   const shares = sharesOf(leaf, step);
   const cell = Math.max(4, Math.round(160 / Math.max(...leaf.shape)));
-  const map = (kind) => shares[kind] && heatMap(shares[kind], leaf.shape, RGB[kind], cell);
+  const map = (kind) => shares[kind] && heatMap(shares[kind], leaf.shape[1], RGB[kind], cell);
   return {
     ...step.drawn, real: step.drawn.real || map('real'), dream: map('dream'), heat: map('heat'),
     difference: step.drawn.real ? null : shares.difference && outlines(shares.difference, leaf.shape, cell),
@@ -267,7 +294,7 @@ function makeActions() {
     parts.forEach((names, part) => names.forEach((name, choice) => {
       const key = single ? keyOf(choice) : '';
       const button = make('button', {'data-part': String(part), 'data-choice': String(choice)}, name, make('kbd', {}, SIGNS[key] || key));
-      button.addEventListener('click', () => (single ? act(choice) : choose(part, choice)));
+      button.addEventListener('click', () => (single ? order(() => act(choice)) : choose(part, choice)));
       const bars = make('div', {class: 'bars'});
       for (const side of SIDES) bars.append(make('b', {class: side}), make('span'));
       bars.append(make('em'));
@@ -299,8 +326,9 @@ function choose(part, choice) {
 
 function sendAction() {
   if (about.actions.single) return;
-  if (about.actions.parts) act(about.actions.parts.map((_, part) => chosen.get(part) || 0));
-  else act([...document.querySelectorAll('.slider input')].map((slider) => +slider.value));
+  const sliders = [...document.querySelectorAll('.slider input')];
+  const action = about.actions.parts ? about.actions.parts.map((_, part) => chosen.get(part) || 0) : sliders.map((slider) => +slider.value);
+  order(() => act(action));
 }
 
 function drawActions(step) {
@@ -378,7 +406,7 @@ function drawStrip() {
     if (dream || real) button.append(thumbnail(real), thumbnail(dream));
     button.append(make('span', {}, String(step.step)));
     button.className = `${step.begins === step.step ? 'begins' : ''} ${step.last ? 'last' : ''}`;
-    button.addEventListener('click', () => { pause(); go(index); });
+    button.addEventListener('click', () => order(() => go(index)));
     const item = make('li', {'data-index': String(index)}, button);
     item.step = step;
     return item;
@@ -410,7 +438,7 @@ function drawBranches() {
       dot.classList.toggle('on', path.includes(step.index));
       dot.classList.toggle('begins', step.begins === step.step);
       dot.toggleAttribute('aria-current', step.index === at);
-      dot.addEventListener('click', () => { pause(); path = pathTo(tip(branch)); go(step.index); });
+      dot.addEventListener('click', () => order(() => { path = pathTo(tip(branch)); go(step.index); }));
       return dot;
     });
     dots[0].style.marginLeft = `${16 * begin.step}px`;
@@ -422,7 +450,7 @@ function drawBranches() {
 }
 
 const CHARTS = [
-  ['return', (side) => side.return], ['reward', (side) => side.reward], ['value of the task', (side) => side.values.task],
+  ['return', (side) => side.return], ['reward', (side) => side.reward], ['value', (side) => side.values.task],
   ['P(continue)', (side) => side.continues], ['novelty', (side) => side.novelty],
 ];
 
@@ -441,13 +469,19 @@ function drawCharts() {
     const [width, height] = [canvas.clientWidth, canvas.clientHeight];
     const curves = SIDES.map((side) => path.map((place) => (steps[place][side] ? read(steps[place][side]) : null)));
     const known = curves.flat().filter((value) => value !== null);
-    const low = Math.min(0, ...known);
-    const high = Math.max(low + 1e-3, ...known);
-    const x = (place) => 6 + (width - 12) * place / Math.max(8, path.length - 1);
-    const y = (value) => height - 6 - (height - 12) * (value - low) / (high - low);
-    context.fillStyle = colour('grid');
-    context.fillRect(0, y(0), width, 1);
-    context.fillStyle = colour('line');
+    const [low, high] = known.length ? [Math.min(...known), Math.max(...known)] : [0, 0];
+    const begin = 58;  // right of the labels
+    const x = (place) => begin + 6 + (width - begin - 12) * place / Math.max(8, path.length - 1);
+    const y = (value) => height / 2 - (height - 16) * (high - low > 1e-3 ? (value - low) / (high - low) - .5 : 0);
+    context.textAlign = 'right';
+    context.textBaseline = 'middle';
+    context.font = '11px system-ui, sans-serif';
+    for (const mark of high - low > 1e-3 ? [low, high] : [low]) {
+      context.fillStyle = colour('faint');
+      context.fillText(number(mark), begin - 6, y(mark));
+      context.fillStyle = colour('line');
+      context.fillRect(begin, y(mark), width - begin, 1);
+    }
     context.fillRect(x(path.indexOf(at)), 0, 1, height);
     curves.forEach((values, which) => {
       context.strokeStyle = context.fillStyle = colour(SIDES[which]);
@@ -465,13 +499,20 @@ function drawCharts() {
   });
 }
 
+// Columns of a leaf: those of its shape; of a flat board, those of its picture.
+function columnsOf({shape, size}, image) {
+  if (shape.length === 2) return shape[1];
+  const columns = image ? Math.round(Math.sqrt(size * image.width / image.height)) : 0;
+  return size % columns === 0 ? columns : Math.ceil(Math.sqrt(2 * size));
+}
+
 // A cell for each share, by its sign and magnitude.
-function heatMap(values, size, rgb, cell = 1) {
-  const columns = size.length === 2 ? size[1] : Math.ceil(Math.sqrt(2 * values.length));
+function heatMap(values, columns, rgb, cell = 1) {
   const rows = Math.ceil(values.length / columns);
   const canvas = make('canvas');
   canvas.width = cell * columns;
   canvas.height = cell * rows;
+  canvas.classList.toggle('tall', rows > columns);
   const context = canvas.getContext('2d');
   values.forEach((share, place) => {
     context.fillStyle = `rgb(${share < 0 ? RGB.negative : rgb})`;
@@ -497,7 +538,7 @@ function drawNumbers(step) {
   find('numbers').replaceChildren(...about.leaves.map((leaf) => {
     const shares = sharesOf(leaf, step);
     const figures = Object.keys(titles).filter((kind) => shares[kind]).map((kind) =>
-      make('figure', {}, make('figcaption', {}, titles[kind]), heatMap(shares[kind], leaf.shape, RGB[kind])));
+      make('figure', {}, make('figcaption', {}, titles[kind]), heatMap(shares[kind], columnsOf(leaf, step.drawn.dream), RGB[kind])));
     return make('div', {class: 'card'}, make('h3', {}, leaf.name, make('small', {}, ` ${leaf.shape.join(' × ')}`)), make('div', {class: 'maps'}, ...figures));
   }));
 }
@@ -533,17 +574,24 @@ function fillTools() {
   find('keys').textContent = `${keys} · Enter: policy acts · Space: play · Backspace: back · b: begin the dream · n: new episode`;
 }
 
+const clicks = {
+  episode: () => order(() => move('begin_episode', {})), dream: () => order(() => move('begin_dream', {at})),
+  first: () => order(() => go(path[0])), end: () => order(() => go(path.at(-1))),
+  back: () => order(() => along(-1)), forward: () => order(() => along(1)),
+  once: () => order(() => act(null)), play: () => (playing ? pause() : play()),
+};
+
 function onKey(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches('select, input[type=range]')) return;
   const keys = {
-    Enter: () => { pause(); act(null); }, ' ': () => (playing ? pause() : play()), Backspace: () => { pause(); along(-1); },
-    Home: () => { pause(); go(path[0]); }, End: () => { pause(); go(path.at(-1)); }, a: sendAction,
-    b: () => find('dream').click(), n: () => find('episode').click(), '.': () => { pause(); along(1); }, ',': () => { pause(); along(-1); },
+    ' ': clicks.play, a: sendAction, b: clicks.dream, n: clicks.episode, Enter: clicks.once, Home: clicks.first, End: clicks.end,
+    Backspace: clicks.back, ',': clicks.back, '.': clicks.forward,
   };
   const button = [...document.querySelectorAll('.action button')].find((each) => about.actions.single && (keyOf(+each.dataset.choice) === event.key || String(+each.dataset.choice + 1) === event.key));
   if (!button && !keys[event.key]) return;
   event.preventDefault();
-  if (button) { if (!button.disabled) { pause(); act(+button.dataset.choice); } } else keys[event.key]();
+  if (event.repeat && waiting) return;  // a key that is held does not run ahead
+  if (button) button.click(); else keys[event.key]();
 }
 
 async function begin() {
@@ -575,13 +623,7 @@ async function begin() {
     say(error.message);
     return;
   }
-  const clicks = {
-    episode: () => { pause(); move('begin_episode', {}); }, dream: () => { pause(); move('begin_dream', {at}); },
-    first: () => { pause(); go(path[0]); }, back: () => { pause(); along(-1); }, forward: () => along(1), end: () => go(path.at(-1)),
-    once: () => { pause(); act(null); }, play: () => (playing ? pause() : play()),
-  };
-  // After the first picture, since the server measures it for some seconds.
-  requestAnimationFrame(() => ask('trust').then(({trust}) => { find('trust').textContent = trust; }).catch(() => {}));
+  measureLater();
   for (const [id, click] of Object.entries(clicks)) find(id).addEventListener('click', click);
   for (const id of ['show-difference', 'show-heat']) find(id).addEventListener('change', draw);
   document.addEventListener('keydown', onKey);

@@ -86,6 +86,7 @@ function aligned(found) {
 
 function options(width, height, series, bands, onCursor) {
   const line = {stroke: colour('grid'), width: 1};
+  const values = (plot, marks) => marked(marks);
   const common = {stroke: colour('faint'), grid: line, ticks: {...line, size: 4}, font: '12px system-ui, sans-serif'};
   return {
     width, height, series, bands,
@@ -93,10 +94,10 @@ function options(width, height, series, bands, onCursor) {
     scales: {x: {time: false}},
     cursor: {y: false, drag: {x: true, y: false}, points: {size: 7}, sync: {key: 'steps', setSeries: false}},
     axes: [
-      {...common, size: 28, space: 62, values: (plot, marks) => marked(marks)},
-      {...common, size: 50, space: 34, gap: 4, values: (plot, marks) => marked(marks)},
+      {...common, size: 26, space: 48, values, label: runs.x_axes[axis.value], labelFont: common.font, labelSize: 16},
+      {...common, size: (plot, texts) => 14 + 7 * Math.max(4, ...(texts || []).map((text) => text.length)), space: 34, gap: 4, values},
     ],
-    padding: [8, 10, 0, 0],
+    padding: [8, 20, 0, 0],
     hooks: {setCursor: [onCursor]},
   };
 }
@@ -124,7 +125,7 @@ class Chart {
   draw(lines, data) {
     this.lines = lines;
     this.data = data;
-    const shape = JSON.stringify([lines, data[0].length < 2]);
+    const shape = JSON.stringify([lines, data[0].length < 2, axis.value]);
     if (this.plot && shape === this.shape) {
       this.plot.setData(data);
     } else {
@@ -180,7 +181,7 @@ function drawCurves() {
   for (const chart of curves.charts.filter(({key}) => isShown(key))) {
     const found = drawn(chart.key);
     if (!charts.has(chart.key)) {
-      charts.set(chart.key, new Chart(chart.title, chart.section === 'Learning' ? 240 : 170));
+      charts.set(chart.key, new Chart(chart.title, chart.section === 'Learning' ? 256 : 186));
       charts.get(chart.key).element.dataset.key = chart.key;
     }
     const made = charts.get(chart.key);
@@ -209,6 +210,13 @@ function drawCurves() {
       grid.replaceChildren(...elements);
     }
   }
+  drawLinks();
+}
+
+function drawLinks() {
+  const shown = [...document.querySelectorAll('main section:not([hidden])')];
+  if (shown.length === find('links').children.length) return;  // keeps the focus
+  find('links').replaceChildren(...shown.map((section) => make('a', {href: `#${section.id}`}, section.querySelector('h2').textContent)));
 }
 
 function drawLegend() {
@@ -230,7 +238,7 @@ function drawLegend() {
 function drawRuns() {
   const rows = runs.runs.map((run) => [
     make('span', {}, make('span', {class: `dot g${run.group % COLOURS}`}), ` ${run.name}`),
-    run.world, run.agent, String(run.seed),
+    run.world.replace('/', '/\u200b'), run.agent, String(run.seed),
     make('span', {class: `state ${run.state.split(' ')[0]}`}, run.state),
     number(run.environment_step), number(run.max_environment_steps), number(run.learner_step),
     number(run.score === null ? run.episode_return : run.score), ago(run.written),
@@ -363,6 +371,7 @@ function drawAllRuns() {
   drawRuns();
   drawNodes();
   drawVideos();
+  drawLinks();
 }
 
 async function stepRuns() {

@@ -205,6 +205,35 @@ def test_keys_steer_both_sides(serve, browser):
   page.close()
 
 
+def test_keys_pressed_while_the_server_works_are_kept_in_order(serve, browser):
+  served = serve()
+  shown = Shown(browser, served)
+  (session,) = served.sessions._open.values()
+  with session._lock:
+    for key in ('ArrowLeft', '2', 'Backspace', 'ArrowRight'):
+      shown.page.keyboard.press(key)
+    shown.page.wait_for_selector('text=working', state='visible')
+    assert shown.at() == 0
+  polling.until(lambda: shown.at() == 3, 'the last of the steps')
+  assert [node.shown['action'] for node in session.nodes] == [None, 0, 1, 2]
+  assert [node.shown['parent'] for node in session.nodes] == [None, 0, 1, 1]
+  polling.until(lambda: not shown.page.is_visible('text=working'), 'the end of the work')
+  assert shown.complaints == []
+  shown.page.close()
+
+
+def test_map_of_a_flat_board_has_its_proportions(serve, browser):
+  shown = Shown(browser, serve())
+  columns = '([leaf, image]) => columnsOf(leaf, image)'
+  board = {'shape': [50], 'size': 50}
+  assert shown.page.evaluate(columns, [board, {'width': 80, 'height': 160}]) == 5
+  assert (
+    shown.page.evaluate(columns, [{'shape': [74], 'size': 74}, {'width': 8, 'height': 8}]) == 13
+  )
+  assert shown.page.evaluate(columns, [board, None]) == 10
+  shown.page.close()
+
+
 def test_masks_of_the_slots_of_each_step_tint_both_pictures(serve, browser):
   served = serve('sprites')
   shown = Shown(browser, served)

@@ -173,6 +173,7 @@ def test_members_and_samples_predict_differently(steer):
   observed = {str(session.show(end)['real']['numbers']) for end in ends}
   assert len(observed) == 1
   assert any(x > 0 for x in session.show(ends[0])['dream']['disagreement'])
+  assert session._programs.imagine._cache_size() == 1  # another way compiles nothing
 
 
 def test_policy_acts_by_what_it_reads(steer):

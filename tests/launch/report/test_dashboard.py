@@ -239,6 +239,22 @@ def test_run_shows_states_and_events_of_its_nodes(folder, serve):
   assert [node['state'] for node in shown['nodes']] == ['running', 'running']
 
 
+def test_each_chart_has_a_title_of_its_own():
+  keys = (
+    'learner/intrinsic/novelty', 'learner/dream/novelty', 'actor/episode_length', 'learner/episode_length',
+    'actor/environment/doors', 'learner/environment/doors', 'learner/world_model/kl',
+  )  # fmt: skip
+  assert {chart['key']: chart['title'] for chart in panels.charts(keys)} == {
+    'actor/episode_length': 'episode length, acting, steps (actor)',
+    'learner/episode_length': 'episode length, acting, steps (learner)',
+    'actor/environment/doors': 'doors, acting (actor/environment)',
+    'learner/environment/doors': 'doors, acting (environment)',
+    'learner/intrinsic/novelty': 'novelty (intrinsic)',
+    'learner/dream/novelty': 'novelty (dream)',
+    'learner/world_model/kl': 'kl, nats',
+  }
+
+
 def test_numbers_are_rounded_to_five_digits():
   values = np.array([0.0, 1.23456789, -98765432.1, 1.23456789e-7])
   assert panels.rounded(values) == [0.0, 1.2346, -98765432.0, 1.2346e-07]

@@ -155,10 +155,14 @@ def test_page_has_all_panels_in_one_file(tmp_path, capsys, monkeypatch, browser)
   page.set_viewport_size({'width': 400, 'height': 900})
   fits = lambda: page.evaluate('document.documentElement.scrollWidth') <= 400
   polling.until(fits, 'charts of the new width')
-  assert [title.split('\n')[0] for title in page.locator('h2:visible').all_inner_texts()] == [
+  titles = [
     'Runs', 'Learning', 'Intrinsic rewards', 'World model',
     'Replay over the run', 'Speed', 'Nodes', 'Videos of evaluations', 'Config differences',
   ]  # fmt: skip
+  assert page.locator('h2:visible').all_inner_texts() == titles
+  assert page.locator('#links a').all_inner_texts() == titles
+  page.click('#links a:last-child')
+  polling.until(lambda: 0 <= page.locator('#configs').bounding_box()['y'] < 900, 'the section')
   shown = page.inner_text('main')
   assert '0 throughout: boredom' in shown
   assert 'update 8\n' in shown and 'update 8, with its dream' in shown and 'update 7' not in shown
