@@ -308,7 +308,7 @@ def test_evaluation_is_due_by_steps_where_asked():
   assert by_time.is_due(0)
   by_time.begin(0)
   assert not by_time.is_due(10**9)
-  after_long = evaluator.Schedule(actors_config.EvaluatorConfig(period=1e-9))
+  after_long = evaluator.Schedule(actors_config.EvaluatorConfig(period=1e-9), 10**9)
   after_long.begin(0)
   assert after_long.is_due(1)
   after_long.wait(1e9)
