@@ -328,9 +328,8 @@ def _from_tree(content: dict[str, Any]) -> ExperimentConfig:
     values[section] = kind(**values[section])
   replay = values['replay'] | {'strata': _strata(values['replay']['strata'])}
   values['replay'] = tables.ReplayConfig(**replay)
-  return override(
-    ExperimentConfig(**values), []
-  )  # which checks and converts the types of all values
+  # It checks and converts the types of all values.
+  return override(ExperimentConfig(**values), [])
 
 
 def to_tree(config: ExperimentConfig) -> dict[str, Any]:

@@ -16,9 +16,8 @@ class Moment(NamedTuple):
 
   state: Any  # of the environment; of one that is stepped on the host, its `_History`
   timestep: environment_lib.TimeStep  # host arrays
-  render: Callable[
-    [], np.ndarray | None
-  ]  # [H, W, 3] uint8, as the environment renders its state, if it does
+  # Renders the state as the environment does, [H, W, 3] uint8; None if it does not.
+  render: Callable[[], np.ndarray | None]
 
 
 class Traced:

@@ -37,9 +37,8 @@ COMMON = {
   **({} if CACHE is None else {'JAX_COMPILATION_CACHE_DIR': str(CACHE)}),
   'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': str(LEAST_SECONDS),
 }
-COMMON |= {
-  name: os.environ[name] for name in COMMON if name in os.environ
-}  # as the user has exported
+# As the user has exported them.
+COMMON |= {name: os.environ[name] for name in COMMON if name in os.environ}
 # Without these, Reverb keeps the memory that it frees; docs/design.md has the figures.
 FRUGAL = {
   'MALLOC_ARENA_MAX': '2',
