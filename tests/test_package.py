@@ -147,3 +147,8 @@ def test_command_that_installs_an_extra_suits_how_the_package_was_installed(
   monkeypatch.syspath_prepend(tmp_path)
   monkeypatch.setattr(sys, 'prefix', '/clone/.venv')
   assert packages.install('envs') == command
+
+
+def test_command_that_installs_an_extra_where_only_the_checkout_is_on_the_path(monkeypatch):
+  monkeypatch.setattr(sys, 'path', [])
+  assert packages.install('envs') == "pip install 'hephaestus-rl[envs]'"

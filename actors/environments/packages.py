@@ -17,9 +17,11 @@ def install(extra: str, requirement: str | None = None) -> str:
   or uv, for the folder, wheel, repository or index from which the package came.
   """
   # A build leaves an egg-info in a checkout, which Python finds there; an installation names its installer.
-  found = metadata.distributions(name=DISTRIBUTION)
-  installed = max(found, key=lambda each: each.read_text('INSTALLER') is not None)
-  source = json.loads(installed.read_text('direct_url.json') or '{}')  # PEP 610
+  # Where only the checkout is on the path, there is neither.
+  found = list(metadata.distributions(name=DISTRIBUTION))
+  installed = max(found, key=lambda each: each.read_text('INSTALLER') is not None, default=None)
+  read = lambda name: (installed.read_text(name) if installed else None) or ''
+  source = json.loads(read('direct_url.json') or '{}')  # PEP 610
   address = urllib.parse.urlparse(source.get('url', ''))
   is_editable = source.get('dir_info', {}).get('editable', False)
   place = pathlib.Path(urllib.parse.unquote(address.path))
@@ -31,7 +33,7 @@ def install(extra: str, requirement: str | None = None) -> str:
   elif address.scheme:
     vcs = f'{source["vcs_info"]["vcs"]}+' if 'vcs_info' in source else ''
     target += f' @ {vcs}{source["url"]}'
-  pip = 'uv pip' if (installed.read_text('INSTALLER') or '').strip() == 'uv' else 'pip'
+  pip = 'uv pip' if read('INSTALLER').strip() == 'uv' else 'pip'
   if requirement is not None:
     return f'{pip} install {shlex.quote(requirement)}'
   return f'{pip} install {"-e " if is_editable else ""}{shlex.quote(target)}'
