@@ -1,16 +1,18 @@
-"""Trains danijar/dreamerv3 in an environment of this project, to compare both at equal environment steps.
+"""Trains danijar/dreamerv3 in environments of the suite of `bench learning`, at equal environment steps.
 
     git clone https://github.com/danijar/dreamerv3 && uv venv -p 3.11 other
     uv pip install -p other/bin/python jax==0.4.33 'numpy<2' elements granular ninjax portal scope einops chex \
       colored_traceback jaxtyping optax tqdm ipdb av ruamel.yaml psutil cloudpickle
-    other/bin/python tests/bench/dreamerv3.py catch --clone dreamerv3 --python .venv/bin/python \
-      --steps 8000 --run runs/dreamerv3/catch
+    .venv/bin/python tests/bench/dreamerv3.py --clone dreamerv3 --python other/bin/python --out results
 
 Its own program and defaults, of size 1m in float32 on a CPU, but for the train ratio: 64 replayed steps for each
 environment step, as in the preset `laptop`. Environments are stepped by a process of this project's Python, since the
 two need different versions of JAX. It reads images by a CNN, and other leaves flat: integers of few values one-hot,
-the others as numbers. Writes the return of each episode to `episodes.jsonl`, and prints the mean return in each tenth
-of the steps and CPU minutes, JSON.
+the others as numbers.
+
+Appends a row to `rows.jsonl` for each run: the mean return in each tenth of the steps, and CPU minutes of both
+processes. The same command goes on with the runs that have no row; one that was ended begins anew. `episodes.jsonl` of a
+run's folder has the return of each episode.
 """
 
 import argparse
@@ -18,6 +20,7 @@ import contextlib
 import json
 import pathlib
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,6 +28,11 @@ from multiprocessing import connection
 from typing import Any
 
 NUM_MEANS = 10
+TASKS = (
+  'catch', 'cartpole', 'mountain_car', 'acrobot', 'deep_sea_12', 'memory_chain_5', 'memory_chain_20',
+  'bernoulli_bandit', 'grid_world_8', 'breakout', 'snake', 'pixel_catch',
+)  # fmt: skip
+TRAIN_RATIO = 64.0  # replayed steps for each environment step
 CNN_MULTIPLE = 16  # of the sides of an image
 
 
@@ -32,7 +40,7 @@ class FinishedError(Exception):
   """All environment steps are made; the other program counts resets, too."""
 
 
-def serve(address: str, name: str, options: dict[str, Any], seed: int) -> None:
+def serve(run: dict[str, Any]) -> None:
   """Steps environments for the other program until it disconnects.
 
   It sends spaces first: of each leaf and of the action a (dtype, shape, least, first beyond the largest). Then it
@@ -45,7 +53,7 @@ def serve(address: str, name: str, options: dict[str, Any], seed: int) -> None:
   from hephaestus.actors import environments
   from hephaestus.agents import observation as observation_lib
 
-  environment = environments.make(name, **options)
+  environment = environments.make(run['environment'], **run['options'])
 
   def space(leaf: specs.Array) -> tuple[Any, ...]:
     if len(leaf.shape) == 3 and leaf.dtype == np.uint8:
@@ -81,9 +89,9 @@ def serve(address: str, name: str, options: dict[str, Any], seed: int) -> None:
   else:
     acts = np.float32, action.shape, action.minimum, action.maximum
   reset, step, states = jax.jit(environment.reset), jax.jit(environment.step), {}
-  with connection.Client(address) as link:
+  with connection.Client(run['address']) as link:
     link.send(([space(leaf) for leaf in leaves], acts))
-    key = jax.random.key(seed)
+    key = jax.random.key(run['seed'])
     while True:
       try:
         index, chosen = link.recv()
@@ -104,25 +112,23 @@ def _times(side: int) -> int:
   return next(times for times in range(1, CNN_MULTIPLE + 1) if side * times % CNN_MULTIPLE == 0)
 
 
-def train(arguments: argparse.Namespace) -> None:
-  """Trains the other program; environments are in a process of this project's Python."""
-  sys.path.insert(0, str(arguments.clone))
+def train(run: dict[str, Any]) -> None:
+  """Trains the other program, in its Python, and prints a row, JSON; environments are in a process of ours."""
+  sys.path.insert(0, run['clone'])
   import elements
   import embodied
   import numpy as np
   from dreamerv3 import main as program
 
-  arguments.run.mkdir(parents=True)
+  folder = pathlib.Path(run['folder'])
   returns: list[tuple[int, float]] = []
   steps = 0
-  episodes = (arguments.run / 'episodes.jsonl').open('w', buffering=1)
+  episodes = (folder / 'episodes.jsonl').open('w', buffering=1)
 
-  with tempfile.TemporaryDirectory() as folder:
-    listener = connection.Listener(f'{folder}/environments', 'AF_UNIX')
-    server = subprocess.Popen([
-      arguments.python, __file__, arguments.environment, '--serve', listener.address,
-      '--options', arguments.options, '--seed', str(arguments.seed),
-    ])  # fmt: skip
+  with tempfile.TemporaryDirectory() as place:
+    listener = connection.Listener(f'{place}/environments', 'AF_UNIX')
+    served = run | {'address': listener.address}
+    server = subprocess.Popen([run['python'], __file__, '--serve', json.dumps(served)])
     link = listener.accept()
     listener.close()
     leaves, acts = link.recv()
@@ -142,7 +148,7 @@ def train(arguments: argparse.Namespace) -> None:
 
       def step(self, action: dict[str, Any]) -> dict[str, Any]:
         nonlocal steps
-        if steps == arguments.steps:
+        if steps == run['steps']:
           raise FinishedError
         is_first = bool(action['reset']) or self.is_done
         link.send((self.index, None if is_first else np.asarray(action['action'])))
@@ -165,22 +171,21 @@ def train(arguments: argparse.Namespace) -> None:
     program.make_env = lambda config, index: program.wrap_env(Environment(index), config)
     with contextlib.suppress(FinishedError):
       program.main([
-        '--configs', 'size1m', '--logdir', str(arguments.run / 'log'), '--seed', str(arguments.seed),
+        '--configs', 'size1m', '--logdir', str(folder / 'log'), '--seed', str(run['seed']),
         '--jax.platform', 'cpu', '--jax.compute_dtype', 'float32', '--jax.prealloc', 'False',
-        '--run.train_ratio', str(arguments.train_ratio),
+        '--run.train_ratio', str(TRAIN_RATIO),
         '--run.report_every', '1e9', '--run.save_every', '1e9', '--run.log_every', '60',
         '--logger.outputs', 'jsonl', '--replay.size', '1e6',
       ])  # fmt: skip
     link.close()
     server.wait()
   tenths = [
-    [x for step, x in returns if (step - 1) * NUM_MEANS // arguments.steps == tenth]
+    [x for step, x in returns if (step - 1) * NUM_MEANS // run['steps'] == tenth]
     for tenth in range(NUM_MEANS)
   ]
   used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
   print(json.dumps({
-    'environment': arguments.environment, 'options': json.loads(arguments.options),
-    'seed': arguments.seed, 'steps': arguments.steps, 'train_ratio': arguments.train_ratio,
+    'environment': run['task'], 'agent': 'dreamerv3', 'seed': run['seed'], 'budget': run['steps'],
     'episode_returns': [sum(each) / len(each) if each else None for each in tenths],
     'cpu_minutes': round(sum(each.ru_utime + each.ru_stime for each in used) / 60, 1),
   }))  # fmt: skip
@@ -190,26 +195,59 @@ def main() -> None:
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
-  parser.add_argument('environment', help='as for `hephaestus train --env`')
-  parser.add_argument('--options', default='{}', help='options of the environment, JSON')
-  parser.add_argument('--seed', type=int, default=0)
-  parser.add_argument('--serve', help=argparse.SUPPRESS)
+  parser.add_argument('tasks', nargs='*', default=TASKS, help='of the suite of `bench learning`')
   parser.add_argument('--clone', type=pathlib.Path, help='checkout of danijar/dreamerv3')
-  parser.add_argument('--python', help="this project's Python")
-  parser.add_argument('--steps', type=int, help='environment steps')
-  parser.add_argument(
-    '--train-ratio', type=float, default=64.0, help='replayed steps for each environment step'
-  )
-  parser.add_argument('--run', type=pathlib.Path, help='a new folder')
+  parser.add_argument('--python', help='the Python that has its packages')
+  parser.add_argument('--out', type=pathlib.Path, help='folder of the results')
+  parser.add_argument('--seeds', type=int, nargs='+', default=[0])
+  parser.add_argument('--steps', type=int, help='environment steps, if not those of the suite')
+  parser.add_argument('--train', type=json.loads, help=argparse.SUPPRESS)
+  parser.add_argument('--serve', type=json.loads, help=argparse.SUPPRESS)
   arguments = parser.parse_args()
   if arguments.serve:
-    serve(arguments.serve, arguments.environment, json.loads(arguments.options), arguments.seed)
-  elif missing := [
-    name for name in ('clone', 'python', 'steps', 'run') if getattr(arguments, name) is None
-  ]:
+    serve(arguments.serve)
+  elif arguments.train:
+    train(arguments.train)
+  elif missing := [name for name in ('clone', 'python', 'out') if not getattr(arguments, name)]:
     parser.error(f'--{missing[0]}: is needed')
   else:
-    train(arguments)
+    compare(arguments)
+
+
+def compare(arguments: argparse.Namespace) -> None:
+  """Makes the runs that have no row yet, one after another."""
+  from hephaestus.launch.bench.learning import suite
+
+  arguments.out.mkdir(parents=True, exist_ok=True)
+  rows = arguments.out / 'rows.jsonl'
+  rows.touch()
+  present = [
+    (row['environment'], row['seed'], row['budget'])
+    for row in map(json.loads, rows.read_text().splitlines())
+  ]
+  for seed in arguments.seeds:
+    for task in suite.chosen(arguments.tasks):
+      steps = arguments.steps or task.steps
+      if (task.name, seed, steps) in present:
+        continue
+      folder = arguments.out / f'{task.name}-{seed}'
+      shutil.rmtree(folder, ignore_errors=True)
+      folder.mkdir()
+      print(f'{task.name}, seed {seed}: {steps:,} steps, log in {folder}', flush=True)
+      run = {
+        'task': task.name, 'environment': task.environment, 'options': dict(task.options),
+        'steps': steps, 'seed': seed, 'folder': str(folder.resolve()),
+        'clone': str(arguments.clone.resolve()), 'python': sys.executable,
+      }  # fmt: skip
+      with (folder / 'log.txt').open('w') as log:
+        command = [arguments.python, __file__, '--train', json.dumps(run)]
+        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, text=True)
+      if ended.returncode:
+        sys.exit(f'{task.name}: ended with code {ended.returncode}, see {folder / "log.txt"}')
+      row = ended.stdout.splitlines()[-1]
+      print(row, flush=True)
+      with rows.open('a') as file:
+        file.write(row + '\n')
 
 
 if __name__ == '__main__':
