@@ -226,7 +226,8 @@ def _compare(
     times = [item.inserted for item in (*ours, *theirs)]
     allowed = IN_BETWEEN * sum(min(times) < restart < max(times) for restart in restarts)
     early, missing = _absent([item for item in ours if item.key not in reported], theirs, allowed)
-    for item in missing if is_full else early + missing:  # a full table has dropped the early ones
+    # A full table has dropped the early ones; of another they are those before a restart.
+    for item in missing if is_full or len(early) <= allowed else early + missing:
       yield Fault(small, item.key, f'is not in {large}')
     if not ours:  # tables insert at times of their own, so positions say more, where there are any
       theirs = [item for item in theirs if item.inserted > oldest]

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+import types
 
 import dm_env
 import jax
@@ -129,6 +130,22 @@ def test_check_finds_faults_of_steps(run, sequences, capsys):
     'step 2: FIRST has a discount other than 1',
   ):
     assert 1 <= sum(words in line for line in lines) <= 2, words
+
+
+def test_first_sequences_of_a_writer_may_be_in_one_table_if_the_server_was_restarted():
+  item = lambda key, chunk: contents.Item(key, (chunk,), float(chunk), writer=1, position=chunk)
+  items = {
+    'frontier': [item(chunk, chunk) for chunk in range(6)],
+    'episodic': [item(10 + chunk, chunk) for chunk in range(2, 6)],
+  }
+  saved = types.SimpleNamespace(items=items, max_sizes={'frontier': 8, 'episodic': 100})
+  digests = {name: [bytes(item.chunks) for item in own] for name, own in items.items()}
+  found = contents.faults(saved, digests)
+  assert [(fault.key, fault.text) for fault in found] == [
+    (0, 'is not in episodic'),
+    (1, 'is not in episodic'),
+  ]
+  assert contents.faults(saved, digests, restarts=[2.5]) == []
 
 
 def test_table_of_another_name_is_a_fault(run, sequences, capsys):
