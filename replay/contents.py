@@ -181,8 +181,8 @@ def faults(
   """Finds inconsistencies between strata: smaller ones must share the newest sequences of the largest.
 
   Tables are saved one after the other, and sequences written meanwhile may be in only one. These
-  are no fault. They are at the end of a writer's stream, or within it if the server was restarted
-  from that checkpoint.
+  are no fault. They are at the end of a writer's stream, or also at its beginning or within it if the
+  server was restarted from that checkpoint.
 
   Args:
     contents: the copy of a checkpoint.

@@ -216,17 +216,20 @@ def main() -> None:
 
 def compare(arguments: argparse.Namespace) -> None:
   """Makes the runs that have no row yet, one after another."""
-  from hephaestus.launch.bench.learning import suite
+  from hephaestus.launch.bench.learning import runs, suite
+  from hephaestus.launch.files import metrics
 
-  arguments.out.mkdir(parents=True, exist_ok=True)
-  rows = arguments.out / 'rows.jsonl'
-  rows.touch()
+  try:
+    tasks = suite.chosen(arguments.tasks)
+  except ValueError as error:
+    sys.exit(f'tasks: {error}')
+  rows = metrics.JsonLines(arguments.out / runs.ROWS)
   present = [
     (row['environment'], row['seed'], row['budget'])
-    for row in map(json.loads, rows.read_text().splitlines())
+    for row in metrics.read(arguments.out / runs.ROWS)
   ]
   for seed in arguments.seeds:
-    for task in suite.chosen(arguments.tasks):
+    for task in tasks:
       steps = arguments.steps or task.steps
       if (task.name, seed, steps) in present:
         continue
@@ -246,8 +249,7 @@ def compare(arguments: argparse.Namespace) -> None:
         sys.exit(f'{task.name}: ended with code {ended.returncode}, see {folder / "log.txt"}')
       row = ended.stdout.splitlines()[-1]
       print(row, flush=True)
-      with rows.open('a') as file:
-        file.write(row + '\n')
+      rows.write(json.loads(row))
 
 
 if __name__ == '__main__':
