@@ -157,28 +157,107 @@ class BoardEncoder(nn.Module):
     return self.mlp(*cells, flat)
 
 
-class TwoTowers(nn.Module):
-  """An MLP over features and numbers of an observation, each with its own first layer and layer norm.
+class Towers(nn.Module):
+  """An MLP over features, numbers and cells of an observation, each with its own first layer and layer norm.
 
-  In a joint first layer the input of the larger norm would drown the other. Fields are those of `MLP`.
+  In a joint first layer the input of the larger norm would drown the others. Fields are those of `MLP`.
   """
 
-  hidden_size: int  # also of each of the two first layers
-  num_layers: int  # at least 1, the two first layers counting as one
+  hidden_size: int  # also of each of the first layers
+  num_layers: int  # at least 1, the first layers counting as one
   output_size: int
   output_scale: float
   dtype: Any = jnp.float32
 
   @nn.compact
-  def __call__(self, features: tuple[jax.Array, ...], numbers: tuple[jax.Array, ...]) -> jax.Array:
-    """[..., output_size] from two inputs, each in parts [..., F]; one of width 0 has no first layer."""
+  def __call__(
+    self,
+    features: tuple[jax.Array, ...],
+    numbers: tuple[jax.Array, ...],
+    cells: tuple[jax.Array, ...] = (),
+  ) -> jax.Array:
+    """[..., output_size] from three inputs, each in parts [..., F]; one of width 0 has no first layer."""
+    inputs = {'features': features, 'numbers': numbers, 'cells': cells}
     towers = [
-      MLP(self.hidden_size, 1, dtype=self.dtype, raw=raw, name=name)(*parts)
-      for name, parts, raw in (('features', features, False), ('numbers', numbers, True))
+      MLP(self.hidden_size, 1, dtype=self.dtype, raw=name == 'numbers', name=name)(*parts)
+      for name, parts in inputs.items()
       if sum(part.shape[-1] for part in parts)
     ]
     shape = self.hidden_size, self.num_layers - 1, self.output_size, self.output_scale
     return MLP(*shape, dtype=self.dtype, name='rest')(*towers)
+
+
+AROUND = tuple((row, column) for row in (-1, 0, 1) for column in (-1, 0, 1))
+DIAGONAL = ((-1, -1), (-1, 1), (0, 0), (1, -1), (1, 1))
+"""Offsets from a cell of what a layer of `Cells` reads: all that touch it, and those at its corners, and itself."""
+
+
+class Cells(nn.Module):
+  """Features of the cells of a grid, by two layers that all cells share, so what is learned in one is known in all.
+
+  The first layer reads a cell and its eight neighbours, the second a cell and its four diagonal ones: 5 x 5
+  cells are seen. Neither reads row or column, by which each cell would be learned by itself; a constant 1
+  tells cells from what is outside.
+  """
+
+  features: int  # D, of a cell
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, grid: jax.Array) -> jax.Array:
+    """[..., H W, D] features from a grid [..., H, W, I]."""
+    *axes, height, width, _ = grid.shape
+    x = jnp.concatenate([grid, jnp.ones_like(grid[..., :1])], axis=-1)
+    for offsets in (AROUND, DIAGONAL):
+      x = x.reshape(-1, height, width, x.shape[-1]).astype(self.dtype)
+      padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+      parts = [padded[:, 1 + i : 1 + i + height, 1 + j : 1 + j + width] for i, j in offsets]
+      x = jnp.concatenate(parts, axis=-1).reshape(math.prod(axes) * height * width, -1)
+      x = Dense(self.features, use_bias=False, dtype=self.dtype)(x)
+      x = kernels.silu(LayerNorm(dtype=self.dtype)(x))
+    return x.reshape(*axes, height * width, self.features)
+
+
+class Pool(nn.Module):
+  """A vector for all cells of a grid: mean and maximum over them of one layer, without norms."""
+
+  size: int  # V, of the vector; even
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, *cells: jax.Array) -> jax.Array:
+    """[..., V] from features [..., M, D] of M cells, in parts that count as concatenated along D."""
+    *axes, number, _ = cells[0].shape
+    parts = [part.reshape(-1, part.shape[-1]) for part in cells]
+    x = kernels.silu(Dense(self.size // 2, dtype=self.dtype)(*parts))
+    x = x.reshape(*axes, number, -1)
+    return jnp.concatenate([x.mean(axis=-2), x.max(axis=-2)], axis=-1)
+
+
+class CellDecoder(nn.Module):
+  """Predicts the cells of a grid from their features at the step before, the belief, and the action.
+
+  The action also scales features: what moves where is a product of both, which a sum has to learn for each
+  pair of them.
+  """
+
+  features: int  # hidden units of a cell
+  output_size: int  # of a cell
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, cells: jax.Array, belief: jax.Array, action: jax.Array) -> jax.Array:
+    """[..., M, output_size] from cells [..., M, D], belief [..., F] and encoded action [..., A]."""
+    *axes, number, size = cells.shape
+    dense = lambda features, **options: Dense(features, dtype=self.dtype, **options)
+    scale = dense(size, name='scale')(action)[..., None, :]
+    of_cells = dense(self.features, use_bias=False, name='cells')(
+      cells.reshape(-1, size), (cells * scale).reshape(-1, size)
+    )
+    shared = dense(self.features, name='belief')(belief)[..., None, :]
+    x = of_cells.reshape(*axes, number, -1) + shared
+    x = kernels.silu(LayerNorm(dtype=self.dtype)(x.reshape(-1, self.features)))
+    return dense(self.output_size, name='outputs')(x).reshape(*axes, number, -1)
 
 
 class Encoder(nn.Module):

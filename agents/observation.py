@@ -9,8 +9,10 @@
 | numbers bounded to [0, 1] | MLP, and by level          | Bernoulli, or categorical over levels |
 | other numbers             | MLP, symlog                | Cauchy, of symlog                     |
 | board (PPO)               | dense layer per cell, MLP  |                                       |
+| grid (world model)        | as its numbers, and cells  | as its numbers                        |
 | action mask               | not encoded                | Bernoulli, by the world model         |
 
+A grid is a leaf [H, W, C] of few cells that is flat numbers, see `is_grid`: `networks.Cells` reads its cells.
 "By level" is two-hot over evenly spaced levels. A world model also predicts whether a number stays as
 it was: see `dreamer.numbers`. Agents read the views of a leaf together with its numbers: see `views`.
 An image is a leaf [H, W, C] with H and W at least SMALLEST_IMAGE. Exceptions are leaves of at most
@@ -58,6 +60,10 @@ As binary, positions in a grid world were wrong in 17 to 24 % of imagined steps,
 MAX_DISCRETE_READ = 28
 """Most numbers in [0, 1] that are also read by level, as 252 inputs: with more, the update of a grid
 world took 1.5 times as long, and 1.2 times where they are predicted by level but not read so."""
+
+MIN_SIDE, MAX_GRID = 3, 256
+"""Least rows and columns, and most cells, of a leaf [H, W, C] that a world model reads cell by cell: `is_grid`.
+Every layer over cells costs as much for each of them; 256 is a grid of 16 x 16."""
 
 REAL_LEVELS, REAL_RANGE = 33, 4.0
 """Real numbers are also read by level: number of levels, and how many standard deviations they reach to
@@ -118,6 +124,14 @@ def _may_be_image(spec: specs.Array) -> bool:
 def is_picture(spec: specs.Array) -> bool:
   """Whether a leaf is an image of bytes, at least SMALLEST_IMAGE, for a CNN or as flat numbers."""
   return _is_large(spec) and spec.dtype == np.uint8 and is_bounded(spec, 0, 255)
+
+
+def is_grid(spec: specs.Array) -> bool:
+  """Whether a leaf is a grid: [H, W, C] of few cells, each of C features, that no CNN reads."""
+  if len(spec.shape) != 3 or not spec.shape[2] or is_image(spec):
+    return False
+  height, width, _ = spec.shape
+  return min(height, width) >= MIN_SIDE and height * width <= MAX_GRID
 
 
 def image_specs(spec: Any) -> list[specs.Array]:

@@ -71,7 +71,7 @@ class Empowerment(sockets.Reward):
   def modules(self) -> Mapping[str, tuple[nn.Module, Any]]:
     """See `Reward.modules`: the classifier, which infers the action, and the head."""
     sizes, config = self.rssm.networks, self.rssm.networks.config
-    tower = lambda outputs, scale: networks_lib.TwoTowers(
+    tower = lambda outputs, scale: networks_lib.Towers(
       config.hidden_size, 1, outputs, scale, dtype=config.dtype
     )
     features = sizes.empty_features(1)
@@ -174,6 +174,6 @@ class Empowerment(sockets.Reward):
       jax.vmap(choose)(member_key),
       jax.vmap(self.rssm.imagined_noise)(noise_key),
     )
-    numbers = tuple(self.rssm.read(frozen, x.numbers, x.percept) for x in (latent, imagined.latent))
+    numbers = tuple(self.rssm.inputs(frozen, x).numbers for x in (latent, imagined.latent))
     outputs = self._apply(params, INVERSE, (latent.deterministic,), numbers)
     return distributions.MaskedCategorical.from_logits(outputs, legal).log_prob(action)

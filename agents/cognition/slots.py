@@ -324,7 +324,7 @@ class Slots:
     slots = steps.percept
     num_steps, batch = slots.shape[:2]
     count = min(PAINTED, num_steps)
-    # Numbers of steps are folded in elsewhere, and `num_steps` by empowerment.
+    # Numbers of steps are folded in elsewhere, `num_steps` by empowerment, and + 2 by the world model.
     keys = jax.vmap(lambda key: jax.random.fold_in(key, num_steps + 1))(keys)
     choose = lambda key: jax.random.permutation(key, num_steps)[:count]
     step = jax.vmap(choose, out_axes=1)(keys)  # [count, B]

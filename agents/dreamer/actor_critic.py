@@ -229,9 +229,9 @@ class ActorCritic:
       return slice(0, batch)
     return slice(batch // 2, batch) if self._is_explorers(head) else slice(0, batch // 2)
 
-  def _modules(self) -> dict[str, networks_lib.TwoTowers]:
+  def _modules(self) -> dict[str, networks_lib.Towers]:
     config = self.config
-    mlp = lambda layers, size, scale: networks_lib.TwoTowers(
+    mlp = lambda layers, size, scale: networks_lib.Towers(
       config.hidden_size, layers, size, scale, dtype=config.dtype
     )
     actors = (ACTOR, EXPLORER) if self.explores else (ACTOR,)
@@ -294,14 +294,15 @@ class ActorCritic:
 
   def _towers(
     self, name: str, features: Features, context: jax.Array
-  ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
-    """Both inputs of network `name`, an actor or a critic, a `networks.TwoTowers`."""
+  ) -> tuple[tuple[jax.Array, ...], ...]:
+    """The inputs of network `name`, an actor or a critic, a `networks.Towers`."""
     state = jnp.concatenate([features.state, features.recalled], axis=-1)
+    observed = (features.numbers,), (features.cells,)
     if not self.context.replaces_features:
-      return (state, context), (features.numbers,)
+      return (state, context), *observed
     if name in (ACTOR, EXPLORER):
       return (), (context,)
-    return (state, context[..., :0]), (features.numbers,)
+    return (state, context[..., :0]), *observed
 
   def _apply(self, params: Tree, name: str, features: Features, context: jax.Array) -> jax.Array:
     return networks_lib.apply(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from typing import Any, NamedTuple
 
 import chex
@@ -122,6 +123,7 @@ class _Acting:
         'posterior',
         'prior',
         *([networks.perception.name] if networks.perception else []),
+        *itertools.chain.from_iterable(map(networks.of_grids, modules.READ)),
         *(name for reward in self.model.rewards.values() for name in reward.shown),
       ),
       'actor_critic': pick(

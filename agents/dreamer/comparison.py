@@ -336,7 +336,8 @@ def examine(
     found = -model.reward(world, imagined.features).log_prob(after(sequence.reward))
     numbers, statistics = model.networks.numbers, world[modules.NUMBERS]
     if numbers.size:
-      outputs, _ = model.rssm.decoder(world, imagined.latent, imagined.previous)
+      cells = model.rssm.inputs(world, recurrent.latent).cells
+      outputs, _ = model.rssm.decoder(world, imagined.latent, imagined.previous, cells)
       follows = jnp.ones(len(member), bool)
       predicted = numbers.predict(outputs, recurrent.latent.numbers, follows, statistics)
       found += numbers.loss(predicted, after(replayed.latent.numbers), statistics)[0]
@@ -547,7 +548,7 @@ class Steering:
     """The observations [K, 1, ...] by each member's most likely latent: as they occur, and unrounded."""
     # As if numbers between the values that occur had been observed, to which predictions are rounded.
     statistics = {
-      name: jnp.ones_like(x) if name in ('between', 'off_level') else x
+      name: jnp.ones_like(x) if name.startswith(('between', 'off_level')) else x
       for name, x in world[modules.NUMBERS].items()
     }
 

@@ -30,6 +30,12 @@ NUMBERS, AVERAGE_CHANGE, OF_REWARDS = 'numbers', 'average_change', 'of_rewards'
 MEMBERS = ('prior', CHANGE)
 """Networks of which each member of the ensemble has its own."""
 
+CELLS, POOL, CHANGED, CELL_DECODER = 'cells', 'pool', 'changed', 'cell_decoder'
+"""Names of the networks of each grid, which its number follows: see `Networks.of_grids`."""
+
+READ = CELLS, POOL, CHANGED
+"""Those of them that acting reads."""
+
 REWARD, CONTINUE, MASK = 'reward', 'continue', 'mask'
 """Names of the heads: of the reward, of the episode's continuation, and of the legal actions."""
 
@@ -38,20 +44,39 @@ class Features(NamedTuple):
   """Inputs of the heads at a step, in the compute dtype; each head reads some of them.
 
   The model's heads do not read `recalled`, since the reward at a step is due to the action before, and
-  imagination recalls nothing after its start. Actor and critic do not read `transition`, since the
-  transition to a step does not matter to what follows.
+  imagination recalls nothing after its start. Actor and critic do not read `transition` and `changed`, since
+  the transition to a step does not matter to what follows. Of a grid at the step the model's heads read only
+  `changed`, which does not tell where something is, so what is learned in one place is known in all.
 
   Attributes:
     state: [..., S], the GRU's state h, and the stochastic state z if there are images.
-    numbers: [..., I], inputs of the observation's numbers, see `Numbers.inputs`, and any percept.
+    numbers: [..., I + P], inputs of the observation's numbers, see `Numbers.inputs`, and any percept.
     transition: [..., C + R], action and embedded numbers of the step before, and what was recalled there.
     recalled: [..., R], what a memory recalls at the step, see `sockets.Memory`.
+    cells: [..., V], a vector of each grid, see `networks.Pool`.
+    changed: [..., V], the same of its cells before and after the transition.
   """
 
   state: jax.Array
   numbers: jax.Array
   transition: jax.Array
   recalled: jax.Array
+  cells: jax.Array
+  changed: jax.Array
+
+
+class Inputs(NamedTuple):
+  """What networks read of the numbers of an observation, in the compute dtype; see `RSSM.inputs`.
+
+  Attributes:
+    numbers: [..., I + P], as of `Features`.
+    vectors: [..., V], `cells` of `Features`.
+    cells: for each grid [..., M, D], features of its M cells.
+  """
+
+  numbers: jax.Array
+  vectors: jax.Array
+  cells: tuple[jax.Array, ...]
 
 
 def world(params: Tree) -> Tree:
@@ -155,6 +180,21 @@ class Networks:
     return self.config.hidden_size if self.numbers.size or self.guests.perception else 0
 
   @property
+  def cell_size(self) -> int:
+    """D, features of a cell of a grid: 32 with the laptop's layers of 128."""
+    return max(1, self.config.hidden_size // 4)
+
+  @property
+  def pool_size(self) -> int:
+    """Width of the vector of one grid; even."""
+    return 2 * (self.config.hidden_size // 2)
+
+  @property
+  def vector_size(self) -> int:
+    """V, width of the vectors of all grids."""
+    return self.pool_size * len(self.numbers.grids)
+
+  @property
   def encoded_size(self) -> int:
     """Width of an encoded observation: its embedded numbers and percept, and the features of CNNs."""
     return self.embedding_size + self.config.hidden_size * len(self.cnn_specs)
@@ -183,6 +223,8 @@ class Networks:
       numbers=jnp.zeros((*axes, self.numbers.input_size + self.percept_width), self.config.dtype),
       transition=jnp.zeros((*axes, self.previous_size + self.recalled_size), self.config.dtype),
       recalled=jnp.zeros((*axes, self.recalled_size), self.config.dtype),
+      cells=jnp.zeros((*axes, self.vector_size), self.config.dtype),
+      changed=jnp.zeros((*axes, self.vector_size), self.config.dtype),
     )
 
   @functools.cached_property
@@ -190,7 +232,7 @@ class Networks:
     """Networks by name, except 'recurrence' and 'posterior', which `rssm` writes out."""
     config = self.config
     mlp = functools.partial(networks.MLP, config.hidden_size, dtype=config.dtype)
-    head = functools.partial(networks.TwoTowers, config.hidden_size, 1, dtype=config.dtype)
+    head = functools.partial(networks.Towers, config.hidden_size, 1, dtype=config.dtype)
     modules: dict[str, nn.Module] = {
       'prior': mlp(1, self.belief_outputs),
       REWARD: head(config.num_bins, 0.0),
@@ -208,7 +250,21 @@ class Networks:
       modules['image_decoder'] = networks.Decoder(mlp(1, 0), channels, shapes)
     if self.has_mask:
       modules[MASK] = head(self.actions.size, 1.0)
+    pool = functools.partial(networks.Pool, self.pool_size, dtype=config.dtype)
+    for number, kind in enumerate(self.numbers.grids):
+      outputs = sum(kind.cell_outputs)
+      own = {
+        CELLS: networks.Cells(self.cell_size, dtype=config.dtype),
+        POOL: pool(),
+        CHANGED: pool(),
+        CELL_DECODER: networks.CellDecoder(self.cell_size, outputs, dtype=config.dtype),
+      }
+      modules |= {f'{name}_{number}': module for name, module in own.items()}
     return modules
+
+  def of_grids(self, name: str) -> list[str]:
+    """The names in `modules` of all grids' networks `name`, one for each."""
+    return [f'{name}_{number}' for number in range(len(self.numbers.grids))]
 
   def _inputs(self, name: str) -> Any:
     """Example inputs of a module, a batch of one."""
@@ -217,21 +273,35 @@ class Networks:
     belief = zeros(state + self.latent_size + self.previous_size)
     features = self.empty_features(1)
     inputs = {
-      'encoder': (features.numbers,),
+      'encoder': (features.numbers, features.cells),
       'image_encoder': (zeros(0), *(zeros(*spec.shape) for spec in self.cnn_specs)),
       'prior': (zeros(state + self.previous_size),),
       CHANGE: (zeros(state + self.previous_size),),
       'decoder': (belief,),
       'image_decoder': (belief,),
     }
+    for number, kind in enumerate(self.numbers.grids):
+      assert kind.grid
+      height, width, depth = kind.grid
+      cells = zeros(height * width, self.cell_size)
+      inputs |= {
+        f'{CELLS}_{number}': (zeros(height, width, depth * (1 + kind.num_levels)),),
+        f'{POOL}_{number}': (cells,),
+        f'{CHANGED}_{number}': (cells, cells),
+        f'{CELL_DECODER}_{number}': (cells, belief, zeros(self.actions.size)),
+      }
     return inputs.get(name, self._head_inputs(features))
 
   def _head_inputs(self, features: Features) -> tuple[tuple[jax.Array, ...], ...]:
-    """Both inputs of a head, a `networks.TwoTowers`."""
-    return (features.state, features.transition), (features.numbers,)
+    """The inputs of a head, a `networks.Towers`."""
+    apart = features.numbers[..., self.numbers.placed_size :]
+    return (features.state, features.transition), (apart,), (features.changed,)
 
   def of_observation(self, features: Features) -> Features:
-    """The same features [..., ...] with zeros for h and for the transition: what a step's observation tells."""
+    """The same features [..., ...] with zeros for h and for the transition: what a step's observation tells.
+
+    Of grids also what the observation of the step before tells.
+    """
     memory = jnp.arange(features.state.shape[-1]) < self.config.deterministic_size
     return features._replace(
       state=jnp.where(memory, 0, features.state), transition=jnp.zeros_like(features.transition)

@@ -28,6 +28,9 @@ MIN_FRACTION = 0.01
 OPEN = 0.01
 """Least probability that a number changes, and that it does not, where changes exclude each other: `occurs`."""
 
+SAME_MOVE = 0.25
+"""Least ratio of the probabilities of an end and a beginning next to it that are of one move: `moves`."""
+
 NUM_PROJECTIONS = 32
 """Random directions along which an ensemble predicts the change of the numbers."""
 
@@ -114,6 +117,39 @@ def occurs(probability: jax.Array, noise: jax.Array) -> tuple[jax.Array, jax.Arr
   return point < probability, point / jnp.maximum(probability, MIN_LIKELIHOOD)
 
 
+def moves(
+  ends: jax.Array, begins: jax.Array, grid: tuple[int, int, int]
+) -> tuple[jax.Array, jax.Array]:
+  """Lets a bit that leaves a cell enter one next to it, where the two are predicted with unlike probabilities.
+
+  A decoder that has learned where a thing leaves before it has learned where it goes loses it in dreams, in
+  one step of many. So where what begins in the 3 x 3 cells around an end is less likely than the end, but
+  at least SAME_MOVE times as likely, it is raised to it; and the reverse.
+
+  Args:
+    ends: [..., N] float32, probability that a feature of a cell, which is there, goes.
+    begins: [..., N] float32, probability that one that is not there comes.
+    grid: (H, W, C), with N = H W C.
+
+  Returns:
+    Both, [..., N], raised.
+  """
+  shape = ends.shape
+  # With the batch last, as `kernels.around` takes them.
+  batch_last = lambda x: kernels.transposed(x.reshape(-1, shape[-1])).reshape(*grid, -1)
+  batch_first = lambda x: kernels.transposed(x.reshape(shape[-1], -1)).reshape(shape)
+  ends, begins = batch_last(ends), batch_last(begins)
+
+  def raised(x: jax.Array, other: jax.Array) -> jax.Array:
+    """x times the largest ratio by which it falls short of what the other is in a cell next to it."""
+    found = kernels.around(x, jnp.add)
+    is_same = (found < other) & (found >= SAME_MOVE * other)
+    ratio = jnp.where(is_same, other / jnp.maximum(found, MIN_LIKELIHOOD), 0.0)
+    return jnp.minimum(x * jnp.maximum(1.0, kernels.around(ratio, jnp.maximum)), 1.0)
+
+  return batch_first(raised(ends, begins)), batch_first(raised(begins, ends))
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Kind(abc.ABC):
   """N numbers of one kind, as a world model reads and predicts them.
@@ -122,14 +158,25 @@ class Kind(abc.ABC):
 
   Attributes:
     indices: [N] int, positions of the numbers in a flat observation.
+    grid: (H, W, C) where they are the features of the cells of one grid, row by row; else None.
   """
 
   indices: np.ndarray
+  grid: tuple[int, int, int] | None = dataclasses.field(default=None, kw_only=True)
+
+  def named(self, statistic: str) -> str:
+    """The name of a statistic: each grid has its own."""
+    return f'{statistic}_{self.indices[0]}' if self.grid else statistic
 
   @property
   @abc.abstractmethod
   def num_outputs(self) -> int:
     """Number of a decoder's outputs that `predict` reads."""
+
+  @property
+  def cell_outputs(self) -> tuple[int, ...]:
+    """How many of them are of one cell of a grid, in each of their parts; the cells of a part are in order."""
+    raise NotImplementedError
 
   @property
   def num_levels(self) -> int:
@@ -196,16 +243,26 @@ class Binary(Kind):
     return 2 * len(self.indices)
 
   @property
+  def cell_outputs(self) -> tuple[int, ...]:
+    assert self.grid
+    return self.grid[-1], self.grid[-1]
+
+  @property
   def description(self) -> str:
     return '0 or 1'
 
   def initial_statistics(self) -> dict[str, jax.Array]:
     """`between` [N]: the largest 4 x (1 - x) in a batch, 0 where a number only is 0 or 1."""
-    return {'between': jnp.ones(len(self.indices))}
+    return {self.named('between'): jnp.ones(len(self.indices))}
 
   def moments(self, numbers: jax.Array) -> dict[str, jax.Array]:
     # The largest, not the mean: a rare fraction, such as a grey pixel, is none to be rounded.
-    return {'between': jnp.max(4 * numbers * (1 - numbers), axis=(0, 1))}
+    return {self.named('between'): jnp.max(4 * numbers * (1 - numbers), axis=(0, 1))}
+
+  def _is_whole(self, statistics: Any) -> jax.Array:
+    """[N] bool, numbers of which nearly all that were observed are 0 or 1."""
+    whole: jax.Array = statistics[self.named('between')] < MIN_FRACTION
+    return whole
 
   def read(self, flat: jax.Array) -> jax.Array:
     return flat
@@ -234,7 +291,7 @@ class Binary(Kind):
   def expected(self, predicted: tuple[jax.Array, jax.Array], statistics: Any) -> jax.Array:
     """Rounded where nearly all observed numbers were 0 or 1; others, such as grey pixels, are means."""
     _, one = predicted
-    return jnp.where(statistics['between'] < MIN_FRACTION, jnp.round(one), one)
+    return jnp.where(self._is_whole(statistics), jnp.round(one), one)
 
   def sample(
     self,
@@ -245,10 +302,14 @@ class Binary(Kind):
   ) -> jax.Array:
     zero, one = predicted
     was_one = before > 0.5
-    ends, _ = occurs(jnp.where(was_one, zero / (zero + one), 0.0), noise)
-    begins, _ = occurs(jnp.where(was_one, 0.0, one / (zero + one)), noise)
+    ends = jnp.where(was_one, zero / (zero + one), 0.0)
+    begins = jnp.where(was_one, 0.0, one / (zero + one))
+    if self.grid:
+      ends, begins = moves(ends, begins, self.grid)
+    ends, _ = occurs(ends, noise)
+    begins, _ = occurs(begins, noise)
     drawn = ((was_one & ~ends) | begins).astype(jnp.float32)
-    return jnp.where(statistics['between'] < MIN_FRACTION, drawn, one)
+    return jnp.where(self._is_whole(statistics), drawn, one)
 
   def wrong(self, numbers: jax.Array, others: jax.Array) -> jax.Array:
     return jnp.any(jnp.abs(numbers - others) > 0.5, axis=-1)
@@ -280,6 +341,11 @@ class Levels(Kind):
   def num_outputs(self) -> int:
     return (1 + self.count) * len(self.indices)
 
+  @property
+  def cell_outputs(self) -> tuple[int, ...]:
+    assert self.grid
+    return self.grid[-1], self.count * self.grid[-1]
+
   def _shares(self, numbers: jax.Array) -> jax.Array:
     """Two-hot encoded numbers, [..., N, L] float32."""
     return observation_lib.by_level(numbers, self.count)
@@ -290,13 +356,13 @@ class Levels(Kind):
 
   def initial_statistics(self) -> dict[str, jax.Array]:
     """`off_level` [N]: the largest distance from a level in a batch, in levels; none where exact."""
-    return {} if self.is_exact else {'off_level': jnp.ones(len(self.indices))}
+    return {} if self.is_exact else {self.named('off_level'): jnp.ones(len(self.indices))}
 
   def moments(self, numbers: jax.Array) -> dict[str, jax.Array]:
     if self.is_exact:
       return {}
     levels = numbers * (self.count - 1)
-    return {'off_level': jnp.max(jnp.abs(levels - jnp.round(levels)), axis=(0, 1))}
+    return {self.named('off_level'): jnp.max(jnp.abs(levels - jnp.round(levels)), axis=(0, 1))}
 
   def read(self, flat: jax.Array) -> jax.Array:
     return (flat - jnp.asarray(self.low)) / (self.step * (self.count - 1))
@@ -343,7 +409,7 @@ class Levels(Kind):
     exact = level / (self.count - 1)
     if self.is_exact:
       return exact
-    at_levels = statistics['off_level'] < MIN_FRACTION
+    at_levels = statistics[self.named('off_level')] < MIN_FRACTION
     return jnp.where(at_levels, exact, around(level, predicted))
 
   def wrong(self, numbers: jax.Array, others: jax.Array) -> jax.Array:
@@ -446,7 +512,8 @@ class Numbers:
   `Real` numbers, which have no g, the change of their mean.
 
   "Numbers" [..., F] are ordered by kind, and all but real ones are scaled to [0, 1]. A prediction is a tuple
-  with the prediction of each kind.
+  with the prediction of each kind. Each grid is a kind of its own, whose cells networks read and predict
+  alike, see `observation.is_grid`.
 
   Attributes:
     spec: tree of `dm_env.specs.Array`; images for a CNN have no channels: see `without_images`.
@@ -468,27 +535,33 @@ class Numbers:
       binary, unit = binary | unit, unit & False
     real = ~(binary | whole | unit)
     low = observation_lib.of_numbers(self.spec, lambda leaf: getattr(leaf, 'minimum', 0))
-    integers = [
-      Levels(np.flatnonzero(at), low[at].astype(np.float32), 1.0, int(count))
-      for count in np.unique(values[whole])
-      for at in [whole & (values == count)]
-    ]
     is_read = unit.sum() <= observation_lib.MAX_DISCRETE_READ
-    count = observation_lib.DISCRETE_LEVELS
-    kinds: list[Kind] = [
-      Binary(np.flatnonzero(binary)),
-      *integers,
-      Levels(
-        np.flatnonzero(unit),
-        np.zeros(unit.sum(), np.float32),
-        1 / (count - 1),
-        count,
-        is_read=is_read,
-        is_exact=False,
-      ),
-      Real(np.flatnonzero(real)),
-    ]
+
+    def discrete(within: np.ndarray, grid: tuple[int, int, int] | None = None) -> list[Kind]:
+      integers = [
+        Levels(np.flatnonzero(at), low[at].astype(np.float32), 1.0, int(count), grid=grid)
+        for count in np.unique(values[whole & within])
+        for at in [whole & within & (values == count)]
+      ]
+      count, at = observation_lib.DISCRETE_LEVELS, np.flatnonzero(unit & within)
+      zeros, step = np.zeros(len(at), np.float32), 1 / (count - 1)
+      fractions = Levels(at, zeros, step, count, is_read=is_read, is_exact=False, grid=grid)
+      return [Binary(np.flatnonzero(binary & within), grid=grid), *integers, fractions]
+
+    grids, kinds, begin = which(observation_lib.is_grid) & ~real, [], 0
+    for leaf in jax.tree.leaves(observation_lib.without_mask(self.spec)):
+      end = begin + math.prod(leaf.shape)
+      if grids[begin:end].any():
+        position = np.arange(len(grids))
+        kinds += discrete((begin <= position) & (position < end), leaf.shape)
+      begin = end
+    kinds += [*discrete(~grids), Real(np.flatnonzero(real))]
     return tuple(kind for kind in kinds if len(kind.indices))
+
+  @property
+  def grids(self) -> list[Kind]:
+    """Those of the kinds that are grids."""
+    return [kind for kind in self.kinds if kind.grid]
 
   @functools.cached_property
   def _order(self) -> np.ndarray:
@@ -515,6 +588,11 @@ class Numbers:
     """Width of `inputs`."""
     read = sum((1 + kind.num_levels) * len(kind.indices) for kind in self.kinds)
     return read + observation_lib.view_size(self.spec)
+
+  @property
+  def placed_size(self) -> int:
+    """Width of the first of the `inputs`, those of grids: each says what is in one place."""
+    return sum((1 + kind.num_levels) * len(kind.indices) for kind in self.grids)
 
   @property
   def num_changes(self) -> int:
@@ -600,6 +678,29 @@ class Numbers:
     for kind, part in zip(self.kinds, self._split(numbers), strict=True):
       parts += kind.inputs(part, statistics)
     return self._joined(numbers, [part.astype(numbers.dtype) for part in parts])
+
+  def cells(self, numbers: jax.Array, statistics: Any) -> list[jax.Array]:
+    """Each grid by its cells, [..., H, W, inputs of a cell] float32, from numbers [..., F]."""
+    found = []
+    for kind, part in zip(self.kinds, self._split(numbers), strict=True):
+      if kind.grid:
+        height, width, _ = kind.grid
+        inputs = kind.inputs(part.astype(jnp.float32), statistics)
+        by_cell = [x.reshape(*x.shape[:-1], height, width, -1) for x in inputs]
+        found.append(jnp.concatenate(by_cell, axis=-1))
+    return found
+
+  def of_cells(self, outputs: list[jax.Array]) -> jax.Array:
+    """A decoder's outputs, [..., num_outputs], from [..., H W, outputs of a cell] for each grid; others 0."""
+    lead = outputs[0].shape[:-2]
+    rest, parts = iter(outputs), []
+    for kind in self.kinds:
+      if not kind.grid:
+        parts.append(jnp.zeros((*lead, kind.num_outputs)))
+        continue
+      by_part = jnp.split(next(rest), np.cumsum(kind.cell_outputs)[:-1], axis=-1)
+      parts += [part.astype(jnp.float32).reshape(*lead, -1) for part in by_part]
+    return jnp.concatenate(parts, axis=-1)
 
   def predict(
     self,
@@ -722,10 +823,11 @@ class Numbers:
     leaves, _ = jax.tree_util.tree_flatten_with_path(observation_lib.without_mask(self.spec))
     for path, leaf in leaves:
       end = begin + math.prod(leaf.shape)
-      counts = {
-        kind.description: int(np.sum((kind.indices >= begin) & (kind.indices < end)))
-        for kind in self.kinds
-      }
+      counts: dict[str, int] = {}
+      for kind in self.kinds:
+        name = f'{kind.description}, by cell' if kind.grid else kind.description
+        is_own = (kind.indices >= begin) & (kind.indices < end)
+        counts[name] = counts.get(name, 0) + int(np.sum(is_own))
       found[jax.tree_util.keystr(path)] = {name: count for name, count in counts.items() if count}
       begin = end
     return found

@@ -54,6 +54,8 @@ class Latent(NamedTuple):
       rollout; None without a memory, and in a stored state.
     percept: [..., P] in the compute dtype, what a perception makes of the image, observed or imagined; None
       without a perception.
+    inputs: what networks read of the numbers, in dreams, whose next step then need not compute it again, at
+      their start by the parameters before an update; else, and where there are no grids, None.
   """
 
   deterministic: jax.Array
@@ -61,6 +63,7 @@ class Latent(NamedTuple):
   numbers: jax.Array
   recalled: jax.Array | None = None
   percept: jax.Array | None = None
+  inputs: modules.Inputs | None = None
 
 
 class Recurrent(NamedTuple):
@@ -114,6 +117,7 @@ class Step(NamedTuple):
     first: [...] bool, steps that begin an episode.
     discount: [...] float32 that arrived at a replayed step, at an imagined one the predicted probability
       that the episode continues; None while acting, where nothing reads it.
+    cells: at replayed steps, for each grid [..., M, D], those of the step before, see `Inputs`; 0 at FIRST.
   """
 
   latent: Latent
@@ -123,6 +127,7 @@ class Step(NamedTuple):
   priors: Prior
   first: jax.Array
   discount: Any = None
+  cells: tuple[jax.Array, ...] = ()
 
 
 class Noise(NamedTuple):
@@ -165,8 +170,8 @@ class RSSM:
 
   def encoder(
     self, params: Tree, observation: Tree, percept: jax.Array | None = None
-  ) -> tuple[jax.Array, jax.Array]:
-    """The numbers x_t of observations, [..., F], and [e_t, image features], [..., encoded].
+  ) -> tuple[jax.Array, modules.Inputs, jax.Array]:
+    """The numbers x_t of observations, [..., F], their inputs, and [e_t, image features], [..., encoded].
 
     Args:
       params: parameters of the world model.
@@ -174,11 +179,12 @@ class RSSM:
       percept: [..., P], from `perceive`.
     """
     numbers = self.networks.numbers.read(observation)
-    parts = [self.embed(params, numbers, percept)]
+    inputs = self.read(params, numbers, percept)
+    parts = [self.embed(params, inputs)]
     if self.networks.cnn_specs:
       _, *images = self.networks.codec.encode(observation)
       parts.append(self.networks.apply(params, 'image_encoder', numbers[..., :0], *images))
-    return numbers, jnp.concatenate(parts, axis=-1)
+    return numbers, inputs, jnp.concatenate(parts, axis=-1)
 
   def sequence_model(
     self, params: Tree, matrices: Tree, recurrent: Recurrent, embedding: Any
@@ -246,16 +252,24 @@ class RSSM:
     return self._change(params[modules.CHANGE], known)
 
   def decoder(
-    self, params: Tree, latent: Latent, previous: jax.Array
+    self, params: Tree, latent: Latent, previous: jax.Array, cells: tuple[jax.Array, ...] = ()
   ) -> tuple[jax.Array, list[jax.Array]]:
     """Outputs for `Numbers.predict`, [..., outputs], and images, [..., H, W, C] each; float32.
 
-    The image of a percept is painted from it.
+    The image of a percept is painted from it. `cells` are those of the step before, for each grid [..., M, D].
     """
     inputs = self.decoder_inputs(latent, previous)
     outputs, images = jnp.zeros((*inputs.shape[:-1], 0)), []
     if self.networks.numbers.size:
       outputs = self.networks.apply(params, 'decoder', inputs).astype(jnp.float32)
+    if cells:
+      action = previous[..., : self.networks.actions.size]
+      names = self.networks.of_grids(modules.CELL_DECODER)
+      of_cells = [
+        self.networks.apply(params, name, x, inputs, action)
+        for name, x in zip(names, cells, strict=True)
+      ]
+      outputs += self.networks.numbers.of_cells(of_cells)
     if latent.percept is not None:
       images = [self.paint(params, latent)[0]]
     elif self.networks.cnn_specs:
@@ -326,14 +340,45 @@ class RSSM:
       'belief': posterior['output'],
     }
 
-  def embed(self, params: Tree, numbers: jax.Array, percept: jax.Array | None = None) -> jax.Array:
-    """The embedding e, [..., E], of [..., F] numbers and a [..., P] percept."""
+  def embed(self, params: Tree, inputs: modules.Inputs) -> jax.Array:
+    """The embedding e, [..., E], of what networks read of an observation."""
     if not self.networks.embedding_size:
-      return jnp.zeros((*numbers.shape[:-1], 0), self.dtype)
-    return self.networks.apply(params, 'encoder', self.read(params, numbers, percept))
+      return inputs.numbers[..., :0]
+    return self.networks.apply(params, 'encoder', inputs.numbers, inputs.vectors)
+
+  def read(
+    self, params: Tree, numbers: jax.Array, percept: jax.Array | None = None
+  ) -> modules.Inputs:
+    """What networks read of [..., F] numbers and a [..., P] percept."""
+    sizes, statistics = self.networks, jax.lax.stop_gradient(params[modules.NUMBERS])
+    flat = sizes.numbers.inputs(numbers, statistics).astype(self.dtype)
+    if percept is not None:
+      flat = jnp.concatenate([flat, percept], axis=-1)
+    grids = sizes.numbers.cells(numbers, statistics)
+    names = sizes.of_grids(modules.CELLS)
+    cells = tuple(sizes.apply(params, *each) for each in zip(names, grids, strict=True))
+    return modules.Inputs(flat, self._pooled(params, modules.POOL, flat, cells), cells)
+
+  def inputs(self, params: Tree, latent: Latent) -> modules.Inputs:
+    """What networks read of the numbers of a latent, computed where it does not hold it."""
+    return latent.inputs or self.read(params, latent.numbers, latent.percept)
+
+  def _pooled(
+    self, params: Tree, name: str, like: jax.Array, *cells: tuple[jax.Array, ...]
+  ) -> jax.Array:
+    """The vectors of all grids, [..., V], by their networks `name`; `like` [..., F] has the leading axes."""
+    names = self.networks.of_grids(name)
+    each = zip(names, *cells, strict=True)
+    pooled = [self.networks.apply(params, own, *parts) for own, *parts in each]
+    return jnp.concatenate([like[..., :0], *pooled], axis=-1)
 
   def features(
-    self, params: Tree, latent: Latent, previous: jax.Array, before: jax.Array | None = None
+    self,
+    params: Tree,
+    latent: Latent,
+    previous: jax.Array,
+    before: jax.Array | None = None,
+    cells: tuple[jax.Array, ...] = (),
   ) -> modules.Features:
     """The inputs of all heads, [..., ...].
 
@@ -342,14 +387,18 @@ class RSSM:
       latent: the latent, [..., H], [..., Z] and [..., F].
       previous: [..., C], inputs of the transition that led to the step.
       before: [..., R], `recalled` of the step before; None where only actor and critic read features.
+      cells: for each grid [..., M, D], those of the step before, see `Inputs`; () without grids.
     """
+    inputs = self.inputs(params, latent)
     recalled = latent.recalled
     if recalled is None:
       recalled = jnp.zeros((*previous.shape[:-1], 0))
     before = jnp.zeros_like(recalled) if before is None else before
     return modules.Features(
       state=jnp.concatenate([latent.deterministic, *self._inferred(latent)], axis=-1),
-      numbers=self.read(params, latent.numbers, latent.percept),
+      numbers=inputs.numbers,
+      cells=inputs.vectors,
+      changed=self._pooled(params, modules.CHANGED, inputs.numbers, cells, inputs.cells),
       transition=jnp.concatenate([previous, before.astype(self.dtype)], axis=-1),
       recalled=recalled.astype(self.dtype),
     )
@@ -377,18 +426,19 @@ class RSSM:
     """
     matrices = self.cast(self.matrices(params))
     latent, action = recurrent = _cleared(recurrent, first)
-    embedding = self.embed(params, latent.numbers, latent.percept)
-    previous = self._previous(action, embedding, first)
+    before = self.inputs(params, latent)
+    previous = self._previous(action, self.embed(params, before), first)
     one_step = jax.tree.map(lambda x: x[None], (observation, first))
     percept = self.perceive(params, one_step[0], latent.percept, one_step[1])
     percept = None if percept is None else percept[0]
-    numbers, encoded = self.encoder(params, observation, percept)
+    numbers, inputs, encoded = self.encoder(params, observation, percept)
     deterministic = self.sequence_model(params, matrices, recurrent, self._embedding(previous))
     belief = self.posterior(params, matrices, deterministic, encoded)
     stochastic = self._sample(belief, noise)
     priors = self.prior(params, deterministic, previous, first)
-    latent = Latent(deterministic, stochastic, numbers, recalled, percept)
-    return Step(latent, self.features(params, latent, previous), previous, belief, priors, first)
+    latent = Latent(deterministic, stochastic, numbers, recalled, percept, inputs)
+    features = self.features(params, latent, previous, cells=following(before.cells, first))
+    return Step(latent._replace(inputs=None), features, previous, belief, priors, first)
 
   def imagine(
     self,
@@ -410,8 +460,8 @@ class RSSM:
       noise: [B', ...] from `imagined_noise`, or None for the most likely latent and numbers.
       novel: the B'' rollouts of which the step has the priors of all members, [K, B'', ...].
     """
-    before = recurrent.latent.numbers
-    embedding = self.embed(params, before, recurrent.latent.percept)
+    before, read = recurrent.latent.numbers, self.inputs(params, recurrent.latent)
+    embedding = self.embed(params, read)
     previous = jnp.concatenate([recurrent.action.astype(self.dtype), embedding], axis=-1)
     deterministic = self.sequence_model(params, self.cast(matrices), recurrent, embedding)
     known = jnp.concatenate([deterministic, previous], axis=-1)
@@ -422,12 +472,15 @@ class RSSM:
     )
     stochastic = followed.mode() if noise is None else followed.sample(noise.latent)
     latent = Latent(deterministic, stochastic.astype(self.dtype), before, recurrent.latent.recalled)
-    imagined = self._imagined_numbers(
-      params, latent, previous, None if noise is None else noise.numbers
+    imagined = self.imagined_numbers(
+      params, latent, previous, read.cells, None if noise is None else noise.numbers
     )
     percept = self.follow(params, recurrent.latent.percept, latent, previous)
     latent = latent._replace(numbers=imagined, percept=percept)
-    features = self.features(params, latent, previous, recurrent.latent.recalled)
+    latent = latent._replace(inputs=self.read(params, imagined, percept))
+    features = self.features(params, latent, previous, recurrent.latent.recalled, read.cells)
+    if recurrent.latent.inputs is None:
+      latent = latent._replace(inputs=None)
     priors = self._prior(params, outputs[:, novel], known[novel])
     return Step(latent, features, previous, followed, priors, jnp.zeros(batch, bool))
 
@@ -455,15 +508,15 @@ class RSSM:
     initial = jax.tree.map(lambda x, like: x.astype(like.dtype), sequence.initial_state, like)
 
     percept = self.perceive(params, sequence.observation, initial.latent.percept, first)
-    numbers, encoded = self.encoder(params, sequence.observation, percept)
+    numbers, inputs, encoded = self.encoder(params, sequence.observation, percept)
     embedding = encoded[..., : self.networks.embedding_size]
     action = self.networks.actions.encode(sequence.action)
     shifted = lambda before, x: jnp.concatenate([before[None], x[:-1]])
+    before = self.inputs(params, initial.latent)
     previous = self._previous(
-      shifted(initial.action, action),
-      shifted(self.embed(params, initial.latent.numbers, initial.latent.percept), embedding),
-      first,
+      shifted(initial.action, action), shifted(self.embed(params, before), embedding), first
     )
+    cells = following(jax.tree.map(shifted, before.cells, inputs.cells), first)
     known = {'recurrence': self._embedding(previous), 'posterior': encoded}
 
     def step(matrices, known, params, recurrent, inputs):
@@ -486,15 +539,20 @@ class RSSM:
       initial,
       (action, numbers, first, noise),
     )
-    latent = latent._replace(recalled=recalled, percept=percept)
+    latent = latent._replace(recalled=recalled, percept=percept, inputs=inputs)
+    was_recalled = _recalled_before(recalled, first)
+    features = self.features(params, latent, previous, was_recalled, cells)
+    if not cells:
+      latent = latent._replace(inputs=None)
     return Step(
       latent=latent,
-      features=self.features(params, latent, previous, _recalled_before(recalled, first)),
+      features=features,
       previous=previous,
       belief=belief,
       priors=self.prior(params, latent.deterministic, previous, first),  # outside of the loop
       first=first,
       discount=sequence.discount,
+      cells=cells,
     )
 
   def _previous(self, action: jax.Array, embedding: jax.Array, first: jax.Array) -> jax.Array:
@@ -551,17 +609,22 @@ class RSSM:
     outputs = jax.vmap(lambda params: networks.apply(module, params, known))(params)
     return numbers_lib.Change.from_outputs(outputs)
 
-  def _imagined_numbers(
-    self, params: Tree, latent: Latent, previous: jax.Array, noise: jax.Array | None
+  def imagined_numbers(
+    self,
+    params: Tree,
+    latent: Latent,
+    previous: jax.Array,
+    cells: tuple[jax.Array, ...],
+    noise: jax.Array | None,
   ) -> jax.Array:
-    """Numbers of an imagined step, [B', F], sampled, or without noise the most likely ones.
+    """Numbers of an imagined step, [..., F], sampled by `noise` [...], or without it the most likely ones.
 
-    `latent` still holds the numbers of the step before.
+    `latent` still holds the numbers of the step before, and `cells` are of that step, for each grid [..., M, D].
     """
     numbers, before = self.networks.numbers, latent.numbers
     if not numbers.size:
       return before
-    outputs, _ = self.decoder(params, latent, previous)  # unused, images are not computed
+    outputs, _ = self.decoder(params, latent, previous, cells)  # unused, images are not computed
     follows = jnp.ones(before.shape[:-1], bool)
     statistics = params[modules.NUMBERS]
     predicted = numbers.predict(outputs, before, follows, statistics, max_copy=1.0)
@@ -569,14 +632,10 @@ class RSSM:
       return numbers.expected(predicted, before, statistics)
     return numbers.sample(predicted, before, statistics, noise)
 
-  def read(self, params: Tree, numbers: jax.Array, percept: jax.Array | None = None) -> jax.Array:
-    """Inputs of a network, [..., I + P] in the compute dtype, from numbers [..., F] and percepts [..., P].
 
-    I is `Numbers.input_size`; without a perception P is 0.
-    """
-    statistics = jax.lax.stop_gradient(params[modules.NUMBERS])
-    inputs = self.networks.numbers.inputs(numbers, statistics).astype(self.dtype)
-    return inputs if percept is None else jnp.concatenate([inputs, percept], axis=-1)
+def following(cells: tuple[jax.Array, ...], first: jax.Array) -> tuple[jax.Array, ...]:
+  """Cells [..., M, D] of the step before, 0 where there is none: at FIRST, [...] bool."""
+  return jax.tree.map(lambda x: jnp.where(first[..., None, None], 0, x).astype(x.dtype), cells)
 
 
 def _cleared(recurrent: Recurrent, first: jax.Array) -> Recurrent:

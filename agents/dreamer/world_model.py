@@ -200,7 +200,8 @@ class WorldModel:
       A tree of [..., *shape] float32 arrays, the observation without its action mask.
     """
     numbers, statistics = self.networks.numbers, params[modules.NUMBERS]
-    outputs, images = self.rssm.decoder(params, latent, previous)
+    cells = rssm_lib.following(self.rssm.read(params, before).cells, first)
+    outputs, images = self.rssm.decoder(params, latent, previous, cells)
     predicted = numbers.predict(outputs, before, ~first, statistics)
     flat = numbers.to_flat(numbers.expected(predicted, before, statistics))
     return self.networks.codec.assemble(flat, images)
@@ -228,7 +229,9 @@ class WorldModel:
     is the same in every replay. No transition leads to FIRST, whose reward and change are not learned.
     The heads learn from two readings of each step: all its features, and those of its observation alone, as
     if h and the transition had been dropped out. With all features only, they would know the few rewarded
-    steps of replay by their h, and not recognise another one.
+    steps of replay by their h, and not recognise another one. With grids the decoder learns from two, too:
+    with h and z, and without, since the posterior's z would tell it what follows. And the heads then also
+    learn from steps that are imagined from real ones, see `_imagined`.
 
     Args:
       params: parameters of the world model.
@@ -245,17 +248,18 @@ class WorldModel:
     posterior = self.rssm.infer(params, keys, sequence, recalled)
     features = posterior.features
     reconstruction, moments, expected = self._reconstruction_loss(params, posterior, sequence)
-    readings = features, self.networks.of_observation(features)
-    rewards = [self.reward(params, read) for read in readings]
-    log_prob: Any = sum(each.log_prob(sequence.reward) for each in rewards)
-    reward = jnp.where(posterior.first, 0.0, -log_prob)
-    continues: Any = sum(self._continue_loss(params, read, sequence) for read in readings)
-    mask: Any = sum(self._mask_loss(params, read, sequence) for read in readings)
+    expected_reward = self.reward(params, features).mean()
+    reward, continues, mask = self._heads_loss(params, features, sequence)
     learns = bootstrap_mask(sequence.identity, self.config.ensemble_size)
     dynamics_kl, kl = self._kl(posterior, learns)
     change, change_moments = self._change_loss(params, posterior, sequence, learns)
     scaled_reward = self.config.reward_scale * reward
     loss = jnp.mean(reconstruction + scaled_reward + continues + mask + kl + change)
+    if posterior.cells:
+      imagined, steps = self._imagined(params, keys, posterior, sequence)
+      own_reward, *others = self._heads_loss(params, imagined, steps)
+      own = self.config.reward_scale * own_reward + sum(others)
+      loss += jnp.mean(jnp.where(steps.step_type == rssm_lib.FIRST, 0.0, own))
     of_rewards = [
       each.loss(params, keys, posterior, sequence, expected) for each in self.rewards.values()
     ]
@@ -275,7 +279,7 @@ class WorldModel:
       **perceived,
     }
     stop = jax.lax.stop_gradient
-    return loss, (*stop((posterior, rewards[0].mean(), moments | change_moments)), metrics)
+    return loss, (*stop((posterior, expected_reward, moments | change_moments)), metrics)
 
   def averages(self, params: Tree, statistics: Tree, moments: Tree) -> Tree:
     """The model's statistics after an update, but for those of intrinsic rewards.
@@ -314,14 +318,25 @@ class WorldModel:
   def _reconstruction_loss(
     self, params: Tree, posterior: rssm_lib.Step, sequence: experience.Sequence
   ) -> tuple[jax.Array, Tree, jax.Array]:
-    """Loss [T, B] of decoded observations, moments of numbers (see `averages`), and decoded numbers."""
+    """Loss [T, B] of decoded observations, moments of numbers (see `averages`), and decoded numbers.
+
+    With grids it is the sum of two, by all of the belief and without h and z.
+    """
     numbers, codec = self.networks.numbers, self.networks.codec
-    observed = posterior.latent.numbers
-    outputs, decoded = self.rssm.decoder(params, posterior.latent, posterior.previous)
+    latent, observed = posterior.latent, posterior.latent.numbers
+    outputs, decoded = self.rssm.decoder(params, latent, posterior.previous, posterior.cells)
     statistics = jax.lax.stop_gradient(params[modules.NUMBERS])
-    before = _numbers_before(observed, sequence)
-    predicted = numbers.predict(outputs, before, ~posterior.first, statistics)
+    before = _before(observed, sequence.initial_state.latent.numbers)
+    predict = lambda outputs: numbers.predict(outputs, before, ~posterior.first, statistics)
+    predicted = predict(outputs)
     loss, error = numbers.loss(predicted, observed, statistics)
+    if posterior.cells:
+      blind = latent._replace(
+        deterministic=jnp.zeros_like(latent.deterministic),
+        stochastic=jnp.zeros_like(latent.stochastic),
+      )
+      outputs, _ = self.rssm.decoder(params, blind, posterior.previous, posterior.cells)
+      loss += numbers.loss(predict(outputs), observed, statistics)[0]
     if self.networks.cnn_specs:
       _, *images = codec.encode(sequence.observation)
       loss += codec.image_loss(decoded, images)
@@ -330,6 +345,72 @@ class WorldModel:
       numbers.moments(observed, error),
       numbers.expected(predicted, before, statistics),
     )
+
+  def _heads_loss(
+    self, params: Tree, features: modules.Features, sequence: experience.Sequence
+  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Losses [T, B] of the heads of reward, continuation and mask, each summed over both readings of features.
+
+    The reward at FIRST is not learned.
+    """
+    readings = features, self.networks.of_observation(features)
+    log_prob: Any = sum(self.reward(params, read).log_prob(sequence.reward) for read in readings)
+    continues: Any = sum(self._continue_loss(params, read, sequence) for read in readings)
+    mask: Any = sum(self._mask_loss(params, read, sequence) for read in readings)
+    is_first = sequence.step_type == rssm_lib.FIRST
+    return jnp.where(is_first, 0.0, -log_prob), continues, mask
+
+  def _imagined(
+    self,
+    params: Tree,
+    keys: jax.Array,
+    posterior: rssm_lib.Step,
+    sequence: experience.Sequence,
+  ) -> tuple[modules.Features, experience.Sequence]:
+    """Features of replayed steps as each would be imagined from the real step before it, and the steps.
+
+    Heads that only ever saw real observations pay, at every step, for scenes that do not exist, as where a
+    dream has lost the ball: from these they learn what really followed. Only the heads, with their vectors
+    CHANGED, have a gradient. One step of IMAGINED_PERIOD in each sequence is imagined, [T', B, ...], for the
+    time that it takes. At FIRST steps, which have none before them, the features mean nothing.
+    """
+    frozen, posterior = jax.lax.stop_gradient((params, posterior))
+    num_steps, batch = sequence.reward.shape
+    period = min(dreamer_config.IMAGINED_PERIOD, num_steps)
+    count = num_steps // period
+
+    def draw(key: jax.Array) -> tuple[jax.Array, jax.Array, rssm_lib.Noise]:
+      # Numbers of steps are folded in elsewhere, and the next two numbers by guests.
+      member_key, step_key, noise_key = jax.random.split(jax.random.fold_in(key, num_steps + 2), 3)
+      noise = jax.vmap(self.rssm.imagined_noise)(jax.random.split(noise_key, count))
+      step = jax.random.randint(step_key, (), 0, period) + period * jnp.arange(count)
+      return jax.random.randint(member_key, (), 0, self.config.ensemble_size), step, noise
+
+    member, step, noise = jax.vmap(draw, out_axes=(0, 1, 1))(keys)
+    stream = jnp.arange(batch)
+    pick = lambda tree: jax.tree.map(lambda x: jnp.asarray(x)[step, stream], tree)
+    prior = jax.tree.map(lambda x: x[member, step, stream], posterior.priors.belief)
+    cells, previous, latent = pick(
+      (posterior.cells, posterior.previous, posterior.latent._replace(inputs=None))
+    )
+    latent = latent._replace(
+      stochastic=prior.sample(noise.latent).astype(self.config.dtype),
+      numbers=pick(_before(posterior.latent.numbers, sequence.initial_state.latent.numbers)),
+    )
+    numbers = self.rssm.imagined_numbers(frozen, latent, previous, cells, noise.numbers)
+    percept = posterior.latent.percept
+    if percept is not None:
+      before = _before(percept, sequence.initial_state.latent.percept)
+      percept = self.rssm.follow(frozen, pick(before), latent, previous)
+    inputs = self.rssm.read(frozen, numbers, percept)
+    latent = latent._replace(numbers=numbers, percept=percept, inputs=inputs)
+    features = self.rssm.features(params, latent, previous, cells=cells)
+    steps = {
+      name: pick(getattr(sequence, name))
+      for name in ('observation', 'reward', 'discount', 'step_type')
+    }
+    transition = pick(posterior.features.transition)  # with what was recalled at the step before
+    return features._replace(transition=transition), sequence._replace(**steps)
 
   def _perception_loss(
     self, params: Tree, keys: jax.Array, posterior: rssm_lib.Step, sequence: experience.Sequence
@@ -341,11 +422,10 @@ class WorldModel:
     if perception is None or percept is None:
       return jnp.zeros(()), {}
     _, images = codec.encode(sequence.observation)
-    initial = sequence.initial_state.latent.percept.astype(percept.dtype)
     steps = sockets.Percepts(
       percept=percept,
       images=images,
-      before=jnp.concatenate([initial[None], percept[:-1]]),
+      before=_before(percept, sequence.initial_state.latent.percept),
       context=self.rssm.decoder_inputs(posterior.latent, posterior.previous),
       follows=~posterior.first,
       image_loss=lambda painted, images: codec.image_loss([painted], [images]),
@@ -387,7 +467,9 @@ class WorldModel:
       return jnp.zeros(first.shape), {}
     statistics = jax.lax.stop_gradient(params[modules.NUMBERS])
     observed = posterior.latent.numbers
-    change = numbers.change(_numbers_before(observed, sequence), observed, statistics)
+    change = numbers.change(
+      _before(observed, sequence.initial_state.latent.numbers), observed, statistics
+    )
     scale = jnp.sqrt(jnp.maximum(statistics['change'], numbers_lib.MIN_CHANGE_SQUARE))
     predicted = self.rssm.change(params, posterior.latent.deterministic, posterior.previous)
     loss = predicted.loss(change / scale)
@@ -406,10 +488,9 @@ class WorldModel:
     return dynamics_kl, jnp.mean(loss, axis=0)
 
 
-def _numbers_before(numbers: jax.Array, sequence: experience.Sequence) -> jax.Array:
-  """Numbers of the step before each step, [T, B, F], from the numbers of a sequence and its initial state."""
-  initial = sequence.initial_state.latent.numbers.astype(numbers.dtype)
-  return jnp.concatenate([initial[None], numbers[:-1]])
+def _before(x: jax.Array, initial: jax.Array) -> jax.Array:
+  """What [T, B, ...] was at the step before each step, [T, B, ...], at the first `initial` [B, ...]."""
+  return jnp.concatenate([initial.astype(x.dtype)[None], x[:-1]])
 
 
 def bootstrap_mask(identity: jax.Array, num_members: int) -> jax.Array:

@@ -47,6 +47,16 @@ ENVIRONMENTS = {
     },
     specs.DiscreteArray(3),
   ),
+  # A grid of bits, one of integers, and numbers next to them.
+  'grids': (
+    {
+      'bits': specs.BoundedArray((3, 4, 2), bool, False, True),
+      'colours': specs.BoundedArray((4, 3, 1), np.int32, 0, 3),
+      'purse': specs.Array((2,), np.float32),
+      'action_mask': specs.BoundedArray((3,), bool, False, True),
+    },
+    specs.DiscreteArray(3),
+  ),
   # Only an image, without numbers.
   'frames': (specs.BoundedArray((9, 8, 29), np.uint8, 0, 255), specs.DiscreteArray(3)),
 }
@@ -109,7 +119,7 @@ def make_params(param_shapes):
     def draw(path, leaf):
       x = rng.normal(size=leaf.shape)
       statistics = ('square', 'error', 'between', 'off_level', 'change', 'count')
-      if path[-1].key in statistics:
+      if path[-1].key.startswith(statistics) and leaf.ndim < 2:
         return np.asarray(1 + np.abs(x), np.float32)
       if path[-1].key in ('kernel', 'output'):
         fan_in = np.prod(
@@ -145,6 +155,8 @@ def make_observation():
 
     def draw(spec):
       x = rng.uniform(size=(*axes, *spec.shape)) * (255 if spec.dtype == np.uint8 else 1)
+      if spec.dtype == np.int32 and spec.shape:
+        return np.asarray(4 * x, np.int32)
       return (x < 0.5) if spec.dtype == bool else (x if spec.shape else 9 * x).astype(spec.dtype)
 
     observation = jax.tree.map(draw, spec)
@@ -269,5 +281,5 @@ def numbered_posterior():
   first[[0, 3], [0, 1]] = True
   latent = rssm.Latent(*(np.float32(scale) * number[..., None] for scale in (1, -1, 2)))
   nothing = np.zeros((*number.shape, 0), np.float32)
-  features = modules.Features(number[..., None], -number[..., None], nothing, nothing)
+  features = modules.Features(number[..., None], -number[..., None], *[nothing] * 4)
   return rssm.Step(latent, features, (), (), (), first), number

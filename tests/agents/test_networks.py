@@ -30,7 +30,7 @@ def normal(*shape, seed=0):
 
 def test_towers_normalise_their_inputs_separately():
   """Features 1000 times as large do not drown the numbers: the output stays about the same."""
-  towers = networks.TwoTowers(8, 1, 3, 1.0)
+  towers = networks.Towers(8, 1, 3, 1.0)
 
   @jax.jit
   def differences(features, numbers, changed):
@@ -46,7 +46,7 @@ def test_towers_normalise_their_inputs_separately():
 
 
 def test_input_of_no_width_has_no_tower():
-  towers = networks.TwoTowers(8, 2, 3, 1.0)
+  towers = networks.Towers(8, 2, 3, 1.0)
   inputs = (np.ones((2, 4)), np.ones((2, 3))), (np.ones((2, 0)),)
   output, variables = jax.eval_shape(towers.init_with_output, jax.random.key(0), *inputs)
   params = variables['params']

@@ -39,6 +39,15 @@ def pictures():
   return registry.make_dreamer(config, observation_spec, action_spec)
 
 
+def grids():
+  """A grid of bits, and real numbers."""
+  observation_spec = {
+    'bits': specs.BoundedArray((4, 4, 2), bool, False, True),
+    'real': specs.Array((2,), np.float32),
+  }
+  return registry.make_dreamer(make_dreamer().config, observation_spec, specs.DiscreteArray(3))
+
+
 def batch_of(dreamer, seed):
   """A batch for the dreamer, whose sequences begin in random states."""
   batch, random = make_batch(dreamer, seed), np.random.default_rng(seed)
@@ -50,6 +59,9 @@ def batch_of(dreamer, seed):
     if not dreamer.actor_critic.discrete:
       action = random.uniform([-1, 0], [1, 4], (BATCH, NUM_STEPS, 2)).astype(np.float32)
       batch = batch._replace(action=action)
+  if 'bits' in dreamer.model.observation_spec:
+    bits = random.uniform(size=(BATCH, NUM_STEPS, 4, 4, 2)) < 0.3
+    batch = batch._replace(observation={'bits': bits, 'real': batch.observation['real']})
   return batch._replace(
     initial_state=jax.tree.map(normal, batch.initial_state),
     version=np.full(BATCH, seed, np.int32),
@@ -88,14 +100,14 @@ def digests(dreamer, trainer):
   return {name: digest(*pair) for name, pair in sorted(pairs.items())}
 
 
-@pytest.mark.parametrize('name', ['default', 'pictures'])
+@pytest.mark.parametrize('name', ['default', 'pictures', 'grids'])
 def test_updates_change_each_part_as_they_did(name, one_device, monkeypatch):
   """A workspace and slots choose by comparing numbers, which rounding changes on another processor."""
   monkeypatch.setattr(dreamer_config, 'MOST_STEPS_PER_CHUNK', 2)  # several chunks of a tiny rollout
   if name == 'default':
     dreamer, trainer = make_dreamer(), one_device.begin()
   else:
-    dreamer = pictures()
+    dreamer = {'pictures': pictures, 'grids': grids}[name]()
     trainer = Trainer(dreamer_update.make_update(dreamer, RATES))
   found, kept = digests(dreamer, trainer), json.loads(KEPT.read_text())
   if os.environ.get('RENEW_DIGESTS'):

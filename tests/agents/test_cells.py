@@ -1,0 +1,235 @@
+"""Grids: networks that all cells share, what heads read of them, and dreams in which nothing is lost."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from dm_env import specs
+
+from hephaestus.agents import networks
+from hephaestus.agents.dreamer import modules, rssm
+from hephaestus.agents.dreamer import numbers as numbers_lib
+
+MOVES = np.array([(-1, 0), (1, 0), (0, -1), (0, 1)])
+
+
+def grid(*shape, dtype=bool, high=1):
+  return specs.BoundedArray(shape, dtype, 0, high)
+
+
+@pytest.mark.parametrize(
+  ('spec', 'grids'),
+  [
+    (grid(3, 5, 1), [(3, 5, 1)]),
+    (grid(16, 16, 2, dtype=np.int32, high=4), [(16, 16, 2)]),
+    ({'near': grid(3, 3, 2), 'far': grid(4, 4, 2), 'flat': grid(6)}, [(4, 4, 2), (3, 3, 2)]),
+    (grid(2, 9, 4), []),  # too narrow for a neighbourhood
+    (grid(17, 16, 1), []),  # more than 256 cells
+    (grid(8, 8), []),  # a matrix
+    (specs.Array((5, 5, 2), np.float32), []),  # real numbers
+  ],
+)
+def test_leaf_of_few_cells_with_features_is_a_grid(spec, grids):
+  numbers = numbers_lib.Numbers(spec)
+  assert [kind.grid for kind in numbers.grids] == grids
+  names = list(numbers.initial_statistics())
+  assert len(names) == len(set(names))
+  if grids:
+    placed = sum((1 + kind.num_levels) * np.prod(kind.grid) for kind in numbers.grids)
+    assert numbers.placed_size == placed
+    assert sum('by cell' in str(ways) for ways in numbers.descriptions().values()) == len(grids)
+
+
+NUMBERS = numbers_lib.Numbers(
+  {'bits': grid(3, 4, 2), 'colours': grid(4, 3, 1, dtype=np.int32, high=3), 'flag': grid(1)}
+)
+
+
+@pytest.mark.parametrize(('which', 'cell'), [(0, 0), (0, 7), (1, 11)])
+def test_outputs_of_a_cell_predict_the_numbers_of_that_cell_only(which, cell):
+  statistics = NUMBERS.initial_statistics()
+  before = np.zeros(NUMBERS.size, np.float32)
+
+  @jax.jit
+  def expected(cells):
+    predicted = NUMBERS.predict(NUMBERS.of_cells(cells), before, np.array(False), statistics)
+    return NUMBERS.to_flat(NUMBERS.expected(predicted, before, statistics))
+
+  expect = lambda cells: jax.device_get(expected(cells))  # before they are changed in place
+
+  cells = [
+    np.zeros((np.prod(kind.grid[:2]), sum(kind.cell_outputs)), np.float32) for kind in NUMBERS.grids
+  ]
+  plain = expect(cells)
+  cells[which][cell] = 3.0 + np.arange(cells[which].shape[1])
+  observation = {'bits': np.zeros((12, 2)), 'colours': np.zeros((12, 1)), 'flag': np.zeros(1)}
+  observation[list(observation)[which]][cell] = 1
+  touched = np.concatenate([x.reshape(-1) for x in observation.values()])
+  np.testing.assert_array_equal(expect(cells) != plain, touched > 0)
+
+
+def test_features_of_a_cell_are_of_its_surroundings_wherever_it_is():
+  module = networks.Cells(8)
+  world = np.random.default_rng(0).uniform(size=(9, 9, 3)).astype(np.float32)
+  params = module.init(jax.random.key(0), world)
+  of = jax.jit(lambda x: module.apply(params, x).reshape(9, 9, 8))
+  found, shifted = of(world), of(np.roll(world, (1, 2), (0, 1)))
+  inside = slice(2, -4)  # 5 x 5 cells are seen
+  np.testing.assert_allclose(found[inside, inside], shifted[3:-3, 4:-2], rtol=1e-4, atol=1e-5)
+  assert np.abs(found[0] - found[4]).max() > 0.01
+
+
+def test_a_move_is_predicted_where_it_was_never_seen():
+  """All cells share the networks: moves on the left half of a grid teach those on the right half."""
+  size, cells, decoder = 8, networks.Cells(16), networks.CellDecoder(16, 1)
+  places = np.array([(r, c) for r in range(1, 7) for c in range(1, 7)])
+  agent, action = np.repeat(places, 4, axis=0), np.tile(np.arange(4), len(places))
+  scene = lambda at: (np.arange(size * size) == at[:, :1] * size + at[:, 1:]).astype(np.float32)
+  before = scene(agent).reshape(-1, size, size, 1)
+  after = scene(agent + MOVES[action])
+  actions = np.eye(4, dtype=np.float32)[action]
+  is_left = agent[:, 1] <= 3
+
+  def logits(params):
+    features = cells.apply({'params': params['cells']}, before)
+    outputs = decoder.apply({'params': params['decoder']}, features, actions, actions)
+    return outputs[..., 0]
+
+  def loss(params):
+    return jnp.sum(optax.sigmoid_binary_cross_entropy(logits(params), after)[is_left])
+
+  keys = jax.random.split(jax.random.key(0))
+  features = np.zeros((1, 64, 16), np.float32)
+  params = {
+    'cells': cells.init(keys[0], before[:1])['params'],
+    'decoder': decoder.init(keys[1], features, actions[:1], actions[:1])['params'],
+  }
+  optimizer = optax.adam(0.01)
+
+  @jax.jit
+  def train(params):
+    def step(carry, _):
+      params, state = carry
+      updates, state = optimizer.update(jax.grad(loss)(params), state)
+      return (optax.apply_updates(params, updates), state), None
+
+    (params, _), _ = jax.lax.scan(step, (params, optimizer.init(params)), None, length=150)
+    return logits(params)
+
+  right = np.argmax(after, axis=1) == np.argmax(train(params), axis=1)
+  assert right[is_left].mean() > 0.97 and right[~is_left].mean() > 0.9
+
+
+# What leaves a cell.
+
+
+def moved(ends, begins):
+  """`numbers.moves` of {cell: probability} in a 4 x 5 grid of two features, as arrays [4, 5, 2]."""
+  both = np.zeros((2, 4, 5, 2), np.float32)
+  for x, cells in zip(both, (ends, begins), strict=True):
+    for at, probability in cells.items():
+      x[at] = probability
+  apply = functools.partial(numbers_lib.moves, grid=(4, 5, 2))
+  return [np.reshape(x, (4, 5, 2)) for x in jax.jit(apply)(*both.reshape(2, -1))]
+
+
+def test_what_leaves_a_cell_enters_one_next_to_it():
+  ends, begins = moved({(1, 1, 0): 0.9}, {(2, 2, 0): 0.3, (0, 1, 0): 0.15})
+  assert ends[1, 1, 0] == pytest.approx(0.9)
+  assert begins[2, 2, 0] == pytest.approx(0.6) and begins[0, 1, 0] == pytest.approx(0.3)
+
+
+def test_what_enters_a_cell_left_one_next_to_it():
+  ends, begins = moved({(3, 4, 1): 0.4}, {(3, 3, 1): 0.8})
+  assert ends[3, 4, 1] == pytest.approx(0.8) == begins[3, 3, 1]
+
+
+@pytest.mark.parametrize(
+  'begins',
+  [
+    {(1, 1, 0): 0.2},  # too unlike the end: a thing that vanishes
+    {(1, 3, 0): 0.5},  # not next to it
+    {(1, 2, 1): 0.5},  # another feature
+  ],
+)
+def test_what_is_no_move_keeps_its_probability(begins):
+  ends = {(1, 1, 0): 0.9}
+  found = moved(ends, begins)
+  for x, cells in zip(found, (ends, begins), strict=True):
+    assert np.count_nonzero(x) == 1
+    assert all(x[at] == pytest.approx(probability) for at, probability in cells.items())
+
+
+# The world model.
+
+
+@pytest.fixture(scope='module')
+def dreamer(make_dreamer):
+  return make_dreamer('grids')
+
+
+@pytest.fixture(scope='module')
+def params(dreamer, make_params):
+  return make_params(dreamer)
+
+
+def test_heads_do_not_read_where_something_is(dreamer, params):
+  """Of the features, only those of grids that tell a place are not read by the reward's head."""
+  networks_ = dreamer.model.networks
+  reward = lambda features: jnp.sum(
+    dreamer.model.reward(modules.world(params), features).logits[:, 0]
+  )
+  features = jax.tree.map(jnp.ones_like, networks_.empty_features(2))
+  grads = jax.jit(jax.grad(reward))(features)
+  placed = np.arange(networks_.numbers.placed_size)
+  assert not np.any(grads.numbers[:, placed]) and not np.any(grads.cells)
+  others = np.delete(np.asarray(grads.numbers), placed, axis=1)
+  assert others.any() and np.any(grads.changed)
+
+
+def test_dream_goes_on_from_what_it_saw(dreamer, params, make_sequence):
+  """An imagined step is the same with the inputs of the step before as where they are computed anew."""
+  model, world, sequence = dreamer.model, modules.world(params), make_sequence(dreamer)
+
+  @jax.jit
+  def imagine(world, sequence):
+    steps = model.replay(params, jax.random.split(jax.random.key(0), 3), sequence)
+    latent = jax.tree.map(lambda x: x[1], steps.latent)
+    action = model.networks.actions.encode(sequence.action[1])
+    noise = jax.vmap(model.rssm.imagined_noise)(jax.random.split(jax.random.key(1), 3))
+    return [
+      model.imagine(world, model.rssm.matrices(world), rssm.Recurrent(each, action), None, noise)
+      for each in (latent, latent._replace(inputs=None))
+    ]
+
+  seen, anew = imagine(world, sequence)
+  assert seen.latent.inputs is not None and anew.latent.inputs is None
+  close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+  jax.tree.map(close, seen._replace(latent=seen.latent._replace(inputs=None)), anew)
+
+
+def test_heads_learn_from_imagined_steps_which_train_nothing_else(dreamer, params, make_sequence):
+  model, sequence = dreamer.model, make_sequence(dreamer)
+  keys = jax.random.split(jax.random.key(0), sequence.reward.shape[1])
+
+  @jax.jit
+  def grads(own):
+    def total(own):
+      world = modules.world(params | {'world_model': own})
+      steps = model.rssm.infer(world, keys, sequence)
+      imagined, chosen = model._imagined(world, keys, steps, sequence)
+      return sum(jnp.sum(jnp.square(x)) for x in imagined), (imagined, chosen, steps.features)
+
+    return jax.grad(total, has_aux=True)(own)
+
+  found, (imagined, chosen, real) = jax.device_get(grads(params['world_model']))
+  trained = {name for name, x in found.items() if any(map(np.any, jax.tree.leaves(x)))}
+  assert trained == {'changed_0', 'changed_1'}
+  assert chosen.reward.shape == (1, 3)  # one step of each sequence
+  for stream, reward in enumerate(chosen.reward[0]):
+    (step,) = np.flatnonzero(sequence.reward[:, stream] == reward)[:1]
+    np.testing.assert_array_equal(imagined.transition[0, stream], real.transition[step, stream])
+    assert np.any(imagined.numbers[0, stream] != real.numbers[step, stream])
