@@ -10,7 +10,7 @@ import pytest
 from dm_env import specs
 
 from hephaestus.agents import networks
-from hephaestus.agents.dreamer import modules, rssm
+from hephaestus.agents.dreamer import dream, modules, rssm
 from hephaestus.agents.dreamer import numbers as numbers_lib
 
 MOVES = np.array([(-1, 0), (1, 0), (0, -1), (0, 1)])
@@ -233,3 +233,31 @@ def test_heads_learn_from_imagined_steps_which_train_nothing_else(dreamer, param
     (step,) = np.flatnonzero(sequence.reward[:, stream] == reward)[:1]
     np.testing.assert_array_equal(imagined.transition[0, stream], real.transition[step, stream])
     assert np.any(imagined.numbers[0, stream] != real.numbers[step, stream])
+
+
+def test_all_guests_take_a_grid(make_dreamer, param_shapes, make_sequence):
+  """They are traced only: what they compute does not depend on the kind of numbers."""
+  guests = {
+    'memory_size': 8,
+    'memory_dream_share': 0.5,
+    'empowerment_scale': 0.5,
+    'novelty_scale': 0.1,
+  }
+  for own in ({'window': 3}, {'workspace_size': 2}):
+    dreamer = make_dreamer('grids', **guests | own)
+    model, policy, sequence = dreamer.model, dreamer.actor_critic, make_sequence(dreamer)
+
+    def update(params, sequence, model=model, policy=policy):
+      keys = jax.random.split(jax.random.key(0), sequence.reward.shape[1])
+      recalled, _ = model.recall(params, sequence.observation)
+      loss, (steps, *_) = model.loss(modules.world(params), keys, sequence, recalled=recalled)
+      last, novelty = sequence.step_type == 2, model.novelty(steps)
+      read = policy.along(params['actor_critic'], steps, novelty)
+      start = dream.starts(read, steps.latent, last, novelty, keys, num_steps=2, even=True)
+      start = dream.remembered(model, policy, params, start, np.int32(3))
+      critics = policy.critics(params['actor_critic'])
+      horizon = jnp.asarray(2)
+      return loss, dream.rollout(model, policy, params, critics, start, horizon, explore=True)
+
+    loss, dreamt = jax.eval_shape(update, param_shapes(dreamer), sequence)
+    assert loss.shape == () and loss.dtype == dreamt.reward.dtype == jnp.float32
