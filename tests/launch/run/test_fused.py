@@ -327,9 +327,13 @@ def test_signal_after_the_first_ends_the_process_whatever_its_kind(capfd):
 def test_signals_work_while_a_library_keeps_the_main_thread():
   """As XLA does while it compiles: the first signal is confirmed, the second ends the process."""
   deaf = (
-    'import hashlib\nfrom hephaestus.launch.processes import supervisor\n'
+    'import hashlib, sys, threading\nfrom hephaestus.launch.processes import supervisor\n'
+    'begun = threading.Lock()\nbegun.acquire()\n'
+    'def tell():\n  begun.acquire()\n  print("ready", flush=True)\n'
     'with supervisor.Interrupts(lambda: print("stopping", flush=True)):\n'
-    '  print("ready", flush=True)\n'
+    '  threading.Thread(target=tell, daemon=True).start()\n'
+    '  sys.setswitchinterval(1000)\n'  # the other thread then runs only once the library has begun
+    '  begun.release()\n'
     '  hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000_000)\n'
   )
   with subprocess.Popen([sys.executable, '-c', deaf], stdout=subprocess.PIPE, text=True) as process:
