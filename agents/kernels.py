@@ -1,4 +1,4 @@
-"""Faster forms of common operations on XLA's CPU backend, each equal to its plain form in PLAIN.
+"""Faster forms of common operations on XLA's CPU backend, each equal to its plain form, in PLAIN or its test.
 
 Each is a plain formula on accelerators. On a CPU, XLA reduces the last axis of an array number by
 number, and transposes arrays where a transposed product would do. Docstrings name measured gains.
