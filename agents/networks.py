@@ -158,7 +158,7 @@ class BoardEncoder(nn.Module):
 
 
 class Towers(nn.Module):
-  """An MLP over features, numbers and cells of an observation, each with its own first layer and layer norm.
+  """An MLP over features, numbers, cells and places of an observation, each with its own first layer and layer norm.
 
   In a joint first layer the input of the larger norm would drown the others. Fields are those of `MLP`.
   """
@@ -175,11 +175,13 @@ class Towers(nn.Module):
     features: tuple[jax.Array, ...],
     numbers: tuple[jax.Array, ...],
     cells: tuple[jax.Array, ...] = (),
+    places: tuple[jax.Array, ...] = (),
   ) -> jax.Array:
-    """[..., output_size] from three inputs, each in parts [..., F]; one of width 0 has no first layer."""
-    inputs = {'features': features, 'numbers': numbers, 'cells': cells}
+    """[..., output_size] from four inputs, each in parts [..., F]; one of width 0 has no first layer."""
+    inputs = {'features': features, 'numbers': numbers, 'cells': cells, 'places': places}
+    raw = 'numbers', 'places'
     towers = [
-      MLP(self.hidden_size, 1, dtype=self.dtype, raw=name == 'numbers', name=name)(*parts)
+      MLP(self.hidden_size, 1, dtype=self.dtype, raw=name in raw, name=name)(*parts)
       for name, parts in inputs.items()
       if sum(part.shape[-1] for part in parts)
     ]

@@ -98,4 +98,5 @@ def _window(read: sockets.PolicyInputs) -> Window:
 def _joined(features: modules.Features) -> jax.Array:
   """All features of a step, concatenated, [..., F]."""
   parts = [features.state, features.recalled, features.numbers, features.transition]
-  return jnp.concatenate([*parts, features.cells, features.changed], axis=-1)
+  parts += [features.cells, features.changed, features.places]
+  return jnp.concatenate(parts, axis=-1)

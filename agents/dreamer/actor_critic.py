@@ -297,7 +297,7 @@ class ActorCritic:
   ) -> tuple[tuple[jax.Array, ...], ...]:
     """The inputs of network `name`, an actor or a critic, a `networks.Towers`."""
     state = jnp.concatenate([features.state, features.recalled], axis=-1)
-    observed = (features.numbers,), (features.cells,)
+    observed = (features.numbers,), (features.cells,), (features.places,)
     if not self.context.replaces_features:
       return (state, context), *observed
     if name in (ACTOR, EXPLORER):

@@ -55,6 +55,7 @@ class Features(NamedTuple):
     recalled: [..., R], what a memory recalls at the step, see `sockets.Memory`.
     cells: [..., V], a vector of each grid, see `networks.Pool`.
     changed: [..., V], the same of its cells before and after the transition.
+    places: [..., P'], where what a grid holds is, see `numbers.places`; only actor and critic read it.
   """
 
   state: jax.Array
@@ -63,6 +64,7 @@ class Features(NamedTuple):
   recalled: jax.Array
   cells: jax.Array
   changed: jax.Array
+  places: jax.Array
 
 
 class Inputs(NamedTuple):
@@ -72,11 +74,13 @@ class Inputs(NamedTuple):
     numbers: [..., I + P], as of `Features`.
     vectors: [..., V], `cells` of `Features`.
     cells: for each grid [..., M, D], features of its M cells.
+    places: [..., P'], as of `Features`.
   """
 
   numbers: jax.Array
   vectors: jax.Array
   cells: tuple[jax.Array, ...]
+  places: jax.Array
 
 
 def world(params: Tree) -> Tree:
@@ -225,6 +229,7 @@ class Networks:
       recalled=jnp.zeros((*axes, self.recalled_size), self.config.dtype),
       cells=jnp.zeros((*axes, self.vector_size), self.config.dtype),
       changed=jnp.zeros((*axes, self.vector_size), self.config.dtype),
+      places=jnp.zeros((*axes, self.numbers.num_places), self.config.dtype),
     )
 
   @functools.cached_property

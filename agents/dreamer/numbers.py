@@ -595,6 +595,11 @@ class Numbers:
     return sum((1 + kind.num_levels) * len(kind.indices) for kind in self.grids)
 
   @property
+  def num_places(self) -> int:
+    """Width of `places`."""
+    return sum(3 * (1 + kind.num_levels) * kind.grid[-1] for kind in self.grids if kind.grid)
+
+  @property
   def num_changes(self) -> int:
     """C, width of `change`; 0 without numbers."""
     return NUM_PROJECTIONS if self.size else 0
@@ -865,6 +870,32 @@ class Numbers:
     parts = zip(self.kinds, self._split(numbers), strict=True)
     flat = self._joined(numbers, [kind.to_flat(part) for kind, part in parts])
     return flat[..., np.argsort(self._order)]
+
+
+def places(grids: list[jax.Array], like: jax.Array) -> jax.Array:
+  """Where what grids hold is: of each input of a cell, the mean row and column, and whether there is any.
+
+  Rows and columns lie in [-1, 1], and are 0 where there is none. What is left of what is linear in them, which
+  networks would otherwise have to learn for each pair of cells. As the feature points of Finn et al. (2016),
+  "Deep spatial autoencoders for visuomotor learning", but of what is observed.
+
+  Args:
+    grids: from `Numbers.cells`.
+    like: [..., F], of the leading axes and the dtype of the result.
+
+  Returns:
+    [..., num_places], for each grid rows, columns, and 1 where there is any.
+  """
+  found = [like[..., :0]]
+  for grid in grids:
+    height, width = grid.shape[-3:-1]
+    total = jnp.sum(grid, axis=(-3, -2))
+    for axis, size in ((-2, height), (-1, width)):
+      along = jnp.sum(grid, axis=-2 if axis == -2 else -3)
+      place = jnp.linspace(-1.0, 1.0, size)[:, None]
+      found.append(jnp.sum(along * place, axis=-2) / jnp.maximum(total, 1.0))
+    found.append(jnp.minimum(total, 1.0))
+  return jnp.concatenate([part.astype(like.dtype) for part in found], axis=-1)
 
 
 def around(level: jax.Array, shares: jax.Array) -> jax.Array:

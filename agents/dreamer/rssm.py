@@ -357,7 +357,8 @@ class RSSM:
     grids = sizes.numbers.cells(numbers, statistics)
     names = sizes.of_grids(modules.CELLS)
     cells = tuple(sizes.apply(params, *each) for each in zip(names, grids, strict=True))
-    return modules.Inputs(flat, self._pooled(params, modules.POOL, flat, cells), cells)
+    vectors = self._pooled(params, modules.POOL, flat, cells)
+    return modules.Inputs(flat, vectors, cells, numbers_lib.places(grids, flat))
 
   def inputs(self, params: Tree, latent: Latent) -> modules.Inputs:
     """What networks read of the numbers of a latent, computed where it does not hold it."""
@@ -398,6 +399,7 @@ class RSSM:
       state=jnp.concatenate([latent.deterministic, *self._inferred(latent)], axis=-1),
       numbers=inputs.numbers,
       cells=inputs.vectors,
+      places=inputs.places,
       changed=self._pooled(params, modules.CHANGED, inputs.numbers, cells, inputs.cells),
       transition=jnp.concatenate([previous, before.astype(self.dtype)], axis=-1),
       recalled=recalled.astype(self.dtype),

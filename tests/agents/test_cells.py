@@ -126,6 +126,52 @@ def test_a_move_is_predicted_where_it_was_never_seen():
 # What leaves a cell.
 
 
+def test_places_are_mean_rows_and_columns_of_what_each_feature_marks():
+  marks = np.zeros((1, 3, 5, 3), np.float32)
+  marks[0, 0, 4, 0] = 1  # one in a corner
+  marks[0, 1:, 1, 1] = 1  # two, one above the other; nothing of the third
+  (places,) = numbers_lib.places([marks], np.zeros((1, 4), np.float32))
+  rows, columns, present = np.split(places, 3)
+  np.testing.assert_allclose(rows, [-1, 0.5, 0], atol=1e-6)
+  np.testing.assert_allclose(columns, [1, -0.5, 0], atol=1e-6)
+  np.testing.assert_array_equal(present, [1, 1, 0])
+  assert NUMBERS.num_places == 3 * (2 + 1 * (1 + 4))
+
+
+@pytest.mark.parametrize(('reads_places', 'least', 'most'), [(True, 0.9, 1.0), (False, 0.0, 0.85)])
+def test_what_is_left_of_what_is_known_for_pairs_of_cells_never_seen(reads_places, least, most):
+  """Two things on 6 x 6 cells: 60 of their 1,080 pairs of cells are seen, others are asked."""
+  rng, side = np.random.default_rng(0), 6
+  pairs = np.array([(a, b) for a in range(side**2) for b in range(side**2) if a % side != b % side])
+  rng.shuffle(pairs)
+  grids = np.eye(side**2, dtype=np.float32)[pairs].transpose(0, 2, 1).reshape(-1, side, side, 2)
+  is_left = (pairs[:, 0] % side < pairs[:, 1] % side).astype(np.float32)
+  flat = jnp.asarray(grids.reshape(len(pairs), -1))
+  places = numbers_lib.places([jnp.asarray(grids)], flat)
+  inputs = (), (flat,), (), (places,) if reads_places else ()
+  towers = networks.Towers(32, 2, 1, 0.0)
+  seen, asked = np.split(np.arange(len(pairs)), [60])
+  optimizer = optax.adam(3e-3)
+  pick = lambda at: jax.tree.map(lambda x: x[at], inputs)
+
+  def loss(params):
+    logits = networks.apply(towers, params, *pick(seen))[:, 0]
+    return jnp.mean(optax.sigmoid_binary_cross_entropy(logits, is_left[seen]))
+
+  @jax.jit
+  def trained(params):
+    def step(_, carry):
+      params, state = carry
+      updates, state = optimizer.update(jax.grad(loss)(params), state)
+      return optax.apply_updates(params, updates), state
+
+    return jax.lax.fori_loop(0, 300, step, (params, optimizer.init(params)))[0]
+
+  params = trained(towers.init(jax.random.key(0), *pick(seen[:1]))['params'])
+  found = networks.apply(towers, params, *pick(asked))[:, 0] > 0
+  assert least <= np.mean(found == is_left[asked]) <= most
+
+
 def moved(ends, begins):
   """`numbers.moves` of {cell: probability} in a 4 x 5 grid of two features, as arrays [4, 5, 2]."""
   both = np.zeros((2, 4, 5, 2), np.float32)
@@ -185,7 +231,8 @@ def test_heads_do_not_read_where_something_is(dreamer, params):
   features = jax.tree.map(jnp.ones_like, networks_.empty_features(2))
   grads = jax.jit(jax.grad(reward))(features)
   placed = np.arange(networks_.numbers.placed_size)
-  assert not np.any(grads.numbers[:, placed]) and not np.any(grads.cells)
+  assert not np.any(grads.numbers[:, placed])
+  assert not np.any(grads.cells) and not np.any(grads.places)
   others = np.delete(np.asarray(grads.numbers), placed, axis=1)
   assert others.any() and np.any(grads.changed)
 

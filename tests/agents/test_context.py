@@ -52,7 +52,8 @@ def read_with(features, novelty, is_there):
   *novelties, own = np.asarray(novelty, np.float32)
   memory = salience.Window(np.array([before]), np.array([novelties]), np.array([is_there]))
   nothing = np.zeros((1, 0), np.float32)
-  return read_of(modules.Features(now[None], *[nothing] * 5), memory, own[None])
+  features = modules.Features(now[None], *[nothing] * (len(modules.Features._fields) - 1))
+  return read_of(features, memory, own[None])
 
 
 @pytest.fixture(scope='module')
@@ -139,7 +140,8 @@ def test_acting_and_training_pool_the_same_windows(dreamer, policy, all_params, 
   def train(params, joined, novelty, first, action, mask):
     sizes = [x.shape[-1] for x in dreamer.model.networks.empty_features(1)]
     state, numbers, transition = jnp.split(joined, np.cumsum(sizes)[:2], axis=-1)
-    features = modules.Features(state, numbers, transition, *[joined[..., :0]] * 3)
+    others = [joined[..., :0]] * (len(sizes) - 3)
+    features = modules.Features(state, numbers, transition, *others)
     context = policy.context.pool(
       params, policy.along(params, rssm.Step(None, features, None, None, None, first), novelty)
     )
