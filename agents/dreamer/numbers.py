@@ -880,7 +880,7 @@ def places(grids: list[jax.Array], like: jax.Array) -> jax.Array:
   "Deep spatial autoencoders for visuomotor learning", but of what is observed.
 
   Args:
-    grids: from `Numbers.cells`.
+    grids: [..., H, W, inputs of a cell] float32 each, from `Numbers.cells`.
     like: [..., F], of the leading axes and the dtype of the result.
 
   Returns:
@@ -890,8 +890,8 @@ def places(grids: list[jax.Array], like: jax.Array) -> jax.Array:
   for grid in grids:
     height, width = grid.shape[-3:-1]
     total = jnp.sum(grid, axis=(-3, -2))
-    for axis, size in ((-2, height), (-1, width)):
-      along = jnp.sum(grid, axis=-2 if axis == -2 else -3)
+    for other_axis, size in ((-2, height), (-3, width)):
+      along = jnp.sum(grid, axis=other_axis)
       place = jnp.linspace(-1.0, 1.0, size)[:, None]
       found.append(jnp.sum(along * place, axis=-2) / jnp.maximum(total, 1.0))
     found.append(jnp.minimum(total, 1.0))

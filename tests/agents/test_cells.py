@@ -123,7 +123,7 @@ def test_a_move_is_predicted_where_it_was_never_seen():
   assert right[is_left].mean() > 0.97 and right[~is_left].mean() > 0.9
 
 
-# What leaves a cell.
+# Where things are.
 
 
 def test_places_are_mean_rows_and_columns_of_what_each_feature_marks():
@@ -170,6 +170,9 @@ def test_what_is_left_of_what_is_known_for_pairs_of_cells_never_seen(reads_place
   params = trained(towers.init(jax.random.key(0), *pick(seen[:1]))['params'])
   found = networks.apply(towers, params, *pick(asked))[:, 0] > 0
   assert least <= np.mean(found == is_left[asked]) <= most
+
+
+# What leaves a cell.
 
 
 def moved(ends, begins):
