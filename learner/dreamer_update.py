@@ -76,7 +76,10 @@ def make_optimizer(
   schedule = optax.linear_schedule(rate / config.rate_warm_up, rate, config.rate_warm_up)
   return optax.flatten(
     optax.chain(
-      optax.clip_by_global_norm(max_gradient), optax.adam(schedule, eps=config.adam_epsilon)
+      optax.clip_by_global_norm(max_gradient),
+      # Gradients of rare rewards, which come late, are divided by those of the last hundred updates, not of the
+      # first thousand: the value of DreamerV3 as of 2024.
+      optax.adam(schedule, b2=0.99, eps=config.adam_epsilon),
     )
   )
 
