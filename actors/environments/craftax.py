@@ -3,11 +3,13 @@
 import contextlib
 import dataclasses
 import functools
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from craftax import craftax_env
 from dm_env import specs
@@ -21,8 +23,10 @@ NAMES = (
   'Craftax-Symbolic-v1',
 )
 PIXELS_PER_BLOCK = 16  # in rendered frames
+CLASSIC_MAP = (7, 9, 21)  # cells that Craftax-Classic shows, and the features of each
 CLASSIC_VITALS = ('health', 'food', 'drink', 'energy')
-FIRST_VITAL = -10  # position of health in the observation of Craftax-Classic, counted from its end
+FIRST_VITAL = 12  # position of health among the numbers of Craftax-Classic, after the inventory
+NUM_DIRECTIONS = 4
 SET_POINT = 0.9  # the maximum of a vital: 9, observed in tenths
 
 
@@ -42,20 +46,27 @@ def options(name: str) -> dict[str, Any]:
 
 
 def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.TimeLimit:
-  """Makes an environment of craftax without auto-reset; its time limit, None for its own, truncates."""
+  """Makes an environment of craftax without auto-reset; its time limit, None for its own, truncates.
+
+  The observation of Craftax-Classic as symbols is `map`, [7, 9, 25] bool, for each cell around the player the
+  17 kinds of blocks, the 4 of creatures, and, in the middle, the 4 directions in which the player may look;
+  and `status`, [18] float32: inventory, health, food, drink and energy in tenths, light, and sleep.
+  """
   env = _construct(name)
   params = env.default_params.replace(**options)
   max_steps = params.max_timesteps if max_steps is None else max_steps
   params = params.replace(max_timesteps=int(np.iinfo(np.int32).max))
 
   # Craftax keeps a key in the state only for the noise of its image; here the state holds none.
+  show = show_classic if name == 'Craftax-Classic-Symbolic-v1' else lambda observation: observation
+
   def begin(key):
     observation, state = env.reset_env(key, params)
-    return state.replace(state_rng=None), observation
+    return state.replace(state_rng=None), show(observation)
 
   def advance(key, state, action):
     observation, state, reward, is_terminated, _ = env.step_env(key, state, action, params)
-    return state.replace(state_rng=None), observation, reward, is_terminated
+    return state.replace(state_rng=None), show(observation), reward, is_terminated
 
   unlimited = adapter.Adapter(
     begin=begin,
@@ -67,20 +78,34 @@ def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.Ti
   return wrappers.TimeLimit(unlimited, max_steps)
 
 
-def _observation_spec(name: str, like: jax.ShapeDtypeStruct) -> specs.Array:
+def show_classic(observation: jax.Array) -> dict[str, jax.Array]:
+  """The observation of Craftax-Classic, [1345] float32, by its parts: see `make`."""
+  begin = len(observation) - 2 - NUM_DIRECTIONS  # of the direction
+  parts = [math.prod(CLASSIC_MAP), begin, begin + NUM_DIRECTIONS]
+  cells, kept, direction, others = jnp.split(observation, parts)
+  height, width, _ = CLASSIC_MAP
+  look = jnp.zeros((height, width, NUM_DIRECTIONS)).at[height // 2, width // 2].set(direction)
+  shown = jnp.concatenate([cells.reshape(CLASSIC_MAP), look], axis=-1) > 0.5
+  return {'map': shown, 'status': jnp.concatenate([kept, others])}
+
+
+def _observation_spec(name: str, like: Any) -> Any:
   if name == 'Craftax-Symbolic-v1':
     return specs.Array(like.shape, like.dtype, 'view')  # some of its numbers exceed 1
   if name != 'Craftax-Classic-Symbolic-v1':
     return specs.BoundedArray(like.shape, like.dtype, 0.0, 1.0, 'view')
-  (size,) = like.shape
+  cells, status = like['map'], like['status']
   vitals = [
-    environment.Vital(vital, size + FIRST_VITAL + place, SET_POINT)
+    environment.Vital(vital, FIRST_VITAL + place, SET_POINT)
     for place, vital in enumerate(CLASSIC_VITALS)
   ]
   # The reward contains a tenth of the change of health, which depends on the other vitals.
-  return environment.VitalsSpec(
-    like.shape, like.dtype, 0.0, 1.0, vitals, are_paid=True, name='view'
-  )
+  return {
+    'map': specs.BoundedArray(cells.shape, bool, False, True, 'map'),
+    'status': environment.VitalsSpec(
+      status.shape, status.dtype, 0.0, 1.0, vitals, are_paid=True, name='status'
+    ),
+  }
 
 
 def _construct(name: str) -> Any:

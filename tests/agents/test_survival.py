@@ -86,10 +86,13 @@ def test_vitals_of_craftax_are_its_intrinsics():
   state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state).env_state
   from craftax.craftax_classic import renderer
 
+  from hephaestus.actors.environments import craftax
+
   levels = {'player_health': 9, 'player_food': 7, 'player_drink': 5, 'player_energy': 3}
   state = state.replace(**{name: jnp.int32(level) for name, level in levels.items()})
-  shown = np.asarray(renderer.render_craftax_symbolic(state))
-  np.testing.assert_allclose(shown[found.indices], [0.9, 0.7, 0.5, 0.3], rtol=1e-3)
+  shown = craftax.show_classic(renderer.render_craftax_symbolic(state))
+  flat = observation.join(shown, env.observation_spec)
+  np.testing.assert_allclose(flat[found.indices], [0.9, 0.7, 0.5, 0.3], rtol=1e-3)
 
 
 @pytest.mark.parametrize(
