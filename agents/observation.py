@@ -12,7 +12,8 @@
 | grid (world model)        | as its numbers, and cells  | as its numbers                        |
 | action mask               | not encoded                | Bernoulli, by the world model         |
 
-A grid is a leaf [H, W, C] of few cells that is flat numbers, see `is_grid`: `networks.Cells` reads its cells.
+A grid is a leaf [H, W, C] of few cells that is flat numbers, or a board, see `grid`: `networks.Cells` reads its
+cells.
 "By level" is two-hot over evenly spaced levels. A world model also predicts whether a number stays as
 it was: see `dreamer.numbers`. Agents read the views of a leaf together with its numbers: see `views`.
 An image is a leaf [H, W, C] with H and W at least SMALLEST_IMAGE. Exceptions are leaves of at most
@@ -62,7 +63,7 @@ MAX_DISCRETE_READ = 28
 world took 1.5 times as long, and 1.2 times where they are predicted by level but not read so."""
 
 MIN_SIDE, MAX_GRID = 3, 256
-"""Least rows and columns, and most cells, of a leaf [H, W, C] that a world model reads cell by cell: `is_grid`.
+"""Least rows and columns, and most cells, of a leaf [H, W, C] that a world model reads cell by cell: `grid`.
 Every layer over cells costs as much for each of them; 256 is a grid of 16 x 16."""
 
 REAL_LEVELS, REAL_RANGE = 33, 4.0
@@ -126,12 +127,23 @@ def is_picture(spec: specs.Array) -> bool:
   return _is_large(spec) and spec.dtype == np.uint8 and is_bounded(spec, 0, 255)
 
 
-def is_grid(spec: specs.Array) -> bool:
-  """Whether a leaf is a grid: [H, W, C] of few cells, each of C features, that no CNN reads."""
-  if len(spec.shape) != 3 or not spec.shape[2] or is_image(spec):
-    return False
-  height, width, _ = spec.shape
-  return min(height, width) >= MIN_SIDE and height * width <= MAX_GRID
+class Grid(NamedTuple):
+  """The cells of a grid, which are a leaf [H, W, C] or the last numbers of one with a `board_shape`, row by row."""
+
+  begin: int  # position of the first of them in the leaf
+  shape: tuple[int, int, int]  # (H, W, C)
+  player: tuple[int, int] | None  # positions in the leaf of the numbers that tell the player's cell
+
+
+def grid(spec: specs.Array) -> Grid | None:
+  """The grid of a leaf, of few cells, each of C features, that no CNN reads; None without one."""
+  shape = getattr(spec, 'board_shape', spec.shape)
+  if len(shape) != 3 or not shape[2] or is_image(spec):
+    return None
+  height, width, _ = shape
+  if min(height, width) < MIN_SIDE or height * width > MAX_GRID:
+    return None
+  return Grid(math.prod(spec.shape) - math.prod(shape), shape, getattr(spec, 'player', None))
 
 
 def image_specs(spec: Any) -> list[specs.Array]:

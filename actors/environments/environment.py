@@ -347,21 +347,30 @@ class VitalsSpec(_CopiedSpec, specs.BoundedArray):
 class BoardSpec(_CopiedSpec, specs.Array):
   """Spec of an observation vector whose last numbers are the cells of a board, in row-major order.
 
-  All cells have the same features, which should be of the order of 1. Agents may encode the cells with
-  shared weights, or treat the whole as any other vector. `board_shape` has the numbers of rows,
-  columns, and features of a cell; the shape is [F].
+  All cells have the same features. Agents may encode the cells with shared weights, or treat the whole as any
+  other vector; a world model takes all numbers to lie in [0, 1], and predicts none beyond. `board_shape` has the
+  numbers of rows, columns, and features of a cell; the shape is [F]. `player` are the positions in the vector
+  of two numbers, which tell the player's row and column on the board, divided by the largest; or None.
 
   Raises:
-    ValueError: the board is larger than the vector.
+    ValueError: the board is larger than the vector, or `player` no part of what precedes it.
   """
 
   def __init__(
-    self, shape: tuple[int], dtype: Any, board_shape: tuple[int, int, int], name: str | None = None
+    self,
+    shape: tuple[int],
+    dtype: Any,
+    board_shape: tuple[int, int, int],
+    name: str | None = None,
+    *,
+    player: tuple[int, int] | None = None,
   ):
     if len(shape) != 1 or math.prod(board_shape) > shape[0]:
       raise ValueError(f'board_shape={board_shape}: is no part of a vector of shape {shape}')
+    if player and not all(0 <= x < shape[0] - math.prod(board_shape) for x in player):
+      raise ValueError(f'player={player}: is no part of what precedes the board')
     super().__init__(shape, dtype, name)
-    self.board_shape = board_shape
+    self.board_shape, self.player = board_shape, player
 
 
 def num_choices(action_spec: specs.BoundedArray) -> tuple[int, ...]:

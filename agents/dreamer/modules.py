@@ -287,10 +287,10 @@ class Networks:
     }
     for number, kind in enumerate(self.numbers.grids):
       assert kind.grid
-      height, width, depth = kind.grid
+      height, width, _ = kind.grid
       cells = zeros(height * width, self.cell_size)
       inputs |= {
-        f'{CELLS}_{number}': (zeros(height, width, depth * (1 + kind.num_levels)),),
+        f'{CELLS}_{number}': (zeros(height, width, kind.cell_inputs),),
         f'{POOL}_{number}': (cells,),
         f'{CHANGED}_{number}': (cells, cells),
         f'{CELL_DECODER}_{number}': (cells, belief, zeros(self.actions.size)),

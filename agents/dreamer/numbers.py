@@ -159,10 +159,13 @@ class Kind(abc.ABC):
   Attributes:
     indices: [N] int, positions of the numbers in a flat observation.
     grid: (H, W, C) where they are the features of the cells of one grid, row by row; else None.
+    player: positions in a flat observation of two numbers that tell the player's cell of the grid, by row and
+      column, each divided by the largest; or None.
   """
 
   indices: np.ndarray
   grid: tuple[int, int, int] | None = dataclasses.field(default=None, kw_only=True)
+  player: tuple[int, int] | None = dataclasses.field(default=None, kw_only=True)
 
   def named(self, statistic: str) -> str:
     """The name of a statistic: each grid has its own."""
@@ -177,6 +180,12 @@ class Kind(abc.ABC):
   def cell_outputs(self) -> tuple[int, ...]:
     """How many of them are of one cell of a grid, in each of their parts; the cells of a part are in order."""
     raise NotImplementedError
+
+  @property
+  def cell_inputs(self) -> int:
+    """Width of what `Numbers.cells` gives for a cell of a grid."""
+    assert self.grid
+    return self.grid[-1] * (1 + self.num_levels) + (self.player is not None)
 
   @property
   def num_levels(self) -> int:
@@ -513,7 +522,7 @@ class Numbers:
 
   "Numbers" [..., F] are ordered by kind, and all but real ones are scaled to [0, 1]. A prediction is a tuple
   with the prediction of each kind. Each grid is a kind of its own, whose cells networks read and predict
-  alike, see `observation.is_grid`.
+  alike, see `observation.grid`.
 
   Attributes:
     spec: tree of `dm_env.specs.Array`; images for a CNN have no channels: see `without_images`.
@@ -530,32 +539,37 @@ class Numbers:
     binary = which(lambda leaf: leaf.dtype == bool or observation_lib.is_picture(leaf))
     binary |= (values == 2) & observation_lib.unit_range(self.spec)
     whole = (values > 0) & ~binary
-    unit = observation_lib.unit_range(self.spec) & ~binary & ~whole
-    if unit.sum() > observation_lib.MAX_DISCRETE_PREDICTED:
-      binary, unit = binary | unit, unit & False
+    unit = observation_lib.unit_range(self.spec) | which(lambda leaf: hasattr(leaf, 'board_shape'))
+    unit &= ~binary & ~whole
     real = ~(binary | whole | unit)
     low = observation_lib.of_numbers(self.spec, lambda leaf: getattr(leaf, 'minimum', 0))
-    is_read = unit.sum() <= observation_lib.MAX_DISCRETE_READ
 
-    def discrete(within: np.ndarray, grid: tuple[int, int, int] | None = None) -> list[Kind]:
+    def discrete(within: np.ndarray, **grid: Any) -> list[Kind]:
+      fractions, bits = unit & within, binary & within
+      if fractions.sum() > observation_lib.MAX_DISCRETE_PREDICTED:
+        fractions, bits = fractions & False, bits | fractions
       integers = [
-        Levels(np.flatnonzero(at), low[at].astype(np.float32), 1.0, int(count), grid=grid)
+        Levels(np.flatnonzero(at), low[at].astype(np.float32), 1.0, int(count), **grid)
         for count in np.unique(values[whole & within])
         for at in [whole & within & (values == count)]
       ]
-      count, at = observation_lib.DISCRETE_LEVELS, np.flatnonzero(unit & within)
+      count, at = observation_lib.DISCRETE_LEVELS, np.flatnonzero(fractions)
       zeros, step = np.zeros(len(at), np.float32), 1 / (count - 1)
-      fractions = Levels(at, zeros, step, count, is_read=is_read, is_exact=False, grid=grid)
-      return [Binary(np.flatnonzero(binary & within), grid=grid), *integers, fractions]
+      is_read = len(at) <= observation_lib.MAX_DISCRETE_READ
+      by_level = Levels(at, zeros, step, count, is_read=is_read, is_exact=False, **grid)
+      return [Binary(np.flatnonzero(bits), **grid), *integers, by_level]
 
-    grids, kinds, begin = which(observation_lib.is_grid) & ~real, [], 0
+    kinds, outside, begin = [], ~real, 0
     for leaf in jax.tree.leaves(observation_lib.without_mask(self.spec)):
-      end = begin + math.prod(leaf.shape)
-      if grids[begin:end].any():
-        position = np.arange(len(grids))
-        kinds += discrete((begin <= position) & (position < end), leaf.shape)
+      end, found = begin + math.prod(leaf.shape), observation_lib.grid(leaf)
+      if found and not real[begin + found.begin : end].any():
+        position = np.arange(len(real))
+        within = (begin + found.begin <= position) & (position < end)
+        player = found.player and (begin + found.player[0], begin + found.player[1])
+        kinds += discrete(within, grid=found.shape, player=player)
+        outside &= ~within
       begin = end
-    kinds += [*discrete(~grids), Real(np.flatnonzero(real))]
+    kinds += [*discrete(outside), Real(np.flatnonzero(real))]
     return tuple(kind for kind in kinds if len(kind.indices))
 
   @property
@@ -597,7 +611,7 @@ class Numbers:
   @property
   def num_places(self) -> int:
     """Width of `places`."""
-    return sum(3 * (1 + kind.num_levels) * kind.grid[-1] for kind in self.grids if kind.grid)
+    return sum(3 * kind.cell_inputs for kind in self.grids)
 
   @property
   def num_changes(self) -> int:
@@ -685,13 +699,22 @@ class Numbers:
     return self._joined(numbers, [part.astype(numbers.dtype) for part in parts])
 
   def cells(self, numbers: jax.Array, statistics: Any) -> list[jax.Array]:
-    """Each grid by its cells, [..., H, W, inputs of a cell] float32, from numbers [..., F]."""
+    """Each grid by its cells, [..., H, W, inputs of a cell] float32, from numbers [..., F].
+
+    The last input of a cell is 1 at the player's, where the grid does not tell it by itself.
+    """
     found = []
     for kind, part in zip(self.kinds, self._split(numbers), strict=True):
       if kind.grid:
         height, width, _ = kind.grid
         inputs = kind.inputs(part.astype(jnp.float32), statistics)
         by_cell = [x.reshape(*x.shape[:-1], height, width, -1) for x in inputs]
+        if kind.player:
+          row, column = jnp.moveaxis(self.pick(numbers, np.array(kind.player)), -1, 0)
+          row, column = (
+            observation_lib.by_level(x, n) for x, n in ((row, height), (column, width))
+          )
+          by_cell.append((row[..., :, None] * column[..., None, :])[..., None])
         found.append(jnp.concatenate(by_cell, axis=-1))
     return found
 
@@ -840,15 +863,18 @@ class Numbers:
   def warnings(self) -> list[str]:
     """A line for each limit of `observation`, such as MAX_REAL_READ, that this observation exceeds."""
     discrete = sum(len(kind.indices) for kind in self.kinds if not getattr(kind, 'is_exact', True))
-    fractions = sum(
-      math.prod(leaf.shape)
-      for leaf in jax.tree.leaves(observation_lib.without_mask(self.spec))
-      if leaf.dtype != bool
-      and observation_lib.is_bounded(leaf, 0, 1)
-      and not observation_lib.num_values(leaf)
+    may_lie_between = observation_lib.which(
+      self.spec,
+      lambda leaf: (
+        leaf.dtype != bool
+        and observation_lib.is_bounded(leaf, 0, 1)
+        and not observation_lib.num_values(leaf)
+      ),
     )
+    rounded = [may_lie_between[kind.indices] for kind in self.kinds if isinstance(kind, Binary)]
+    fractions = sum(int(np.sum(part)) for part in rounded)
     found = []
-    if fractions > observation_lib.MAX_DISCRETE_PREDICTED:
+    if fractions:
       found.append(
         f'{fractions:,} numbers in [0, 1], more than {observation_lib.MAX_DISCRETE_PREDICTED}: '
         'predicted as binary, so values between 0 and 1 are predicted poorly'

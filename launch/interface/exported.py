@@ -21,7 +21,7 @@ FIELDS = {  # kinds of specs, and what they have in addition to shape and dtype
   specs.Array: (),
   specs.BoundedArray: ('minimum', 'maximum'),
   specs.DiscreteArray: ('num_values',),
-  environment_lib.BoardSpec: ('board_shape',),
+  environment_lib.BoardSpec: ('board_shape', 'player'),
   environment_lib.ChoiceSpec: ('num_values', 'start'),
   environment_lib.ChoicesSpec: ('minimum', 'maximum', 'start'),
 }
@@ -152,7 +152,9 @@ def _spec_to_json(spec: Any) -> Any:
 
 
 def _value_to_json(value: Any) -> Any:
-  """Converts a whole number, a shape, or an array, of which infinite values are text: JSON lacks them."""
+  """Converts a whole number, a shape, None, or an array, of which infinite values are text: JSON lacks them."""
+  if value is None:
+    return None
   if not isinstance(value, np.ndarray):
     return list(value) if isinstance(value, tuple) else int(value)
   values = [str(x) if np.isinf(x) else x for x in value.reshape(-1).tolist()]
@@ -169,6 +171,8 @@ def _spec_from_json(content: Any) -> Any:
   kind = {each.__name__: each for each in FIELDS}[content['kind']]
   values: dict[str, Any] = {'dtype': np.dtype(content['dtype'])}
   for name in ('shape', *FIELDS[kind]):
+    if name not in content:  # the kind has a default, or refuses
+      continue
     value = values[name] = content[name]
     if isinstance(value, list):
       values[name] = tuple(value)

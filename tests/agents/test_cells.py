@@ -9,6 +9,7 @@ import optax
 import pytest
 from dm_env import specs
 
+from hephaestus.actors.environments import environment
 from hephaestus.agents import networks
 from hephaestus.agents.dreamer import dream, modules, rssm
 from hephaestus.agents.dreamer import numbers as numbers_lib
@@ -30,6 +31,8 @@ def grid(*shape, dtype=bool, high=1):
     (grid(17, 16, 1), []),  # more than 256 cells
     (grid(8, 8), []),  # a matrix
     (specs.Array((5, 5, 2), np.float32), []),  # real numbers
+    (environment.BoardSpec((4 + 3 * 4 * 2,), np.float32, (3, 4, 2)), [(3, 4, 2)]),
+    (environment.BoardSpec((2 * 9 * 4,), np.float32, (2, 9, 4)), []),
   ],
 )
 def test_leaf_of_few_cells_with_features_is_a_grid(spec, grids):
@@ -41,6 +44,26 @@ def test_leaf_of_few_cells_with_features_is_a_grid(spec, grids):
     placed = sum((1 + kind.num_levels) * np.prod(kind.grid) for kind in numbers.grids)
     assert numbers.placed_size == placed
     assert sum('by cell' in str(ways) for ways in numbers.descriptions().values()) == len(grids)
+
+
+def test_board_after_other_numbers_is_read_by_cells_which_know_the_player():
+  spec = environment.BoardSpec((3 + 3 * 4 * 2,), np.float32, (3, 4, 2), player=(2, 0))
+  numbers = numbers_lib.Numbers({'a': grid(2), 'b': spec})
+  board = np.zeros((3, 4, 2), np.float32)
+  board[1, 2, 1], board[0, 3, 0] = 1, 0.5
+  column, row = 3 / 3, 1 / 2
+  values = {
+    'a': np.zeros(2, bool),
+    'b': np.array([column, 0.25, row, *board.reshape(-1)], np.float32),
+  }
+  read = numbers.read(values)
+  (cells,) = numbers.cells(read, numbers.initial_statistics())
+  np.testing.assert_allclose(cells[..., :-1].reshape(3, 4, -1)[..., :2], board)
+  player = np.zeros((3, 4))
+  player[1, 3] = 1
+  np.testing.assert_allclose(cells[..., -1], player, atol=1e-6)
+  (kind,) = numbers.grids
+  assert cells.shape[-1] == kind.cell_inputs and numbers.num_places == 3 * kind.cell_inputs
 
 
 NUMBERS = numbers_lib.Numbers(

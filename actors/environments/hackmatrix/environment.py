@@ -82,6 +82,7 @@ class HackMatrix(options.Options, environment.Environment):
         np.float32,
         (state_lib.SIZE, state_lib.SIZE, observation.NUM_CHANNELS),
         'player_programs_cells',
+        player=(0, 1),
       ),
       'action_mask': specs.BoundedArray((num_actions,), bool, False, True, 'action_mask'),
     }

@@ -356,6 +356,7 @@ def test_gymnasium_instance_without_a_spec_is_refused():
   [
     (environment.ViewSpec((2,), np.float32, 0.0, 1.0, np.cos), 'view'),
     (environment.BoardSpec((24,), np.float32, (2, 3, 4)), 'board_shape'),
+    (environment.BoardSpec((26,), np.float32, (2, 3, 4), player=(0, 1)), 'player'),
     (
       environment.VitalsSpec(
         (2,), np.float32, 0.0, 1.0, [environment.Vital('food', 1)], are_paid=True
@@ -374,6 +375,8 @@ def test_copied_spec_keeps_its_own_field(spec, field):
 def test_board_larger_than_its_vector_is_rejected():
   with pytest.raises(ValueError, match=r'board_shape=\(2, 3, 4\)'):
     environment.BoardSpec((23,), np.float32, (2, 3, 4))
+  with pytest.raises(ValueError, match=r'player=\(0, 2\)'):
+    environment.BoardSpec((26,), np.float32, (2, 3, 4), player=(0, 2))
 
 
 @pytest.mark.parametrize(
