@@ -57,9 +57,9 @@ def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.Ti
   max_steps = params.max_timesteps if max_steps is None else max_steps
   params = params.replace(max_timesteps=int(np.iinfo(np.int32).max))
 
-  # Craftax keeps a key in the state only for the noise of its image; here the state holds none.
   show = show_classic if name == 'Craftax-Classic-Symbolic-v1' else lambda observation: observation
 
+  # Craftax keeps a key in the state only for the noise of its image; here the state holds none.
   def begin(key):
     observation, state = env.reset_env(key, params)
     return state.replace(state_rng=None), show(observation)
@@ -79,14 +79,14 @@ def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.Ti
 
 
 def show_classic(observation: jax.Array) -> dict[str, jax.Array]:
-  """The observation of Craftax-Classic, [1345] float32, by its parts: see `make`."""
-  begin = len(observation) - 2 - NUM_DIRECTIONS  # of the direction
-  parts = [math.prod(CLASSIC_MAP), begin, begin + NUM_DIRECTIONS]
-  cells, kept, direction, others = jnp.split(observation, parts)
+  """Divides an observation of Craftax-Classic as symbols, [1345] float32, into `map` and `status`: see `make`."""
+  begin = len(observation) - 2 - NUM_DIRECTIONS  # of the direction, which light and sleep follow
+  ends = [math.prod(CLASSIC_MAP), begin, begin + NUM_DIRECTIONS]
+  cells, inventory_and_vitals, direction, others = jnp.split(observation, ends)
   height, width, _ = CLASSIC_MAP
   look = jnp.zeros((height, width, NUM_DIRECTIONS)).at[height // 2, width // 2].set(direction)
   shown = jnp.concatenate([cells.reshape(CLASSIC_MAP), look], axis=-1) > 0.5
-  return {'map': shown, 'status': jnp.concatenate([kept, others])}
+  return {'map': shown, 'status': jnp.concatenate([inventory_and_vitals, others])}
 
 
 def _observation_spec(name: str, like: Any) -> Any:

@@ -171,8 +171,6 @@ def _spec_from_json(content: Any) -> Any:
   kind = {each.__name__: each for each in FIELDS}[content['kind']]
   values: dict[str, Any] = {'dtype': np.dtype(content['dtype'])}
   for name in ('shape', *FIELDS[kind]):
-    if name not in content:  # the kind has a default, or refuses
-      continue
     value = values[name] = content[name]
     if isinstance(value, list):
       values[name] = tuple(value)

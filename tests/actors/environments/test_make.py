@@ -395,3 +395,18 @@ def test_observation_that_no_memory_holds_is_refused(name, options):
     match=rf'environment\.(.*, environment\.)?{option}=1.*: at most 16,777,216 numbers fit',
   ):
     environments.make(name, **options)
+
+
+def test_craftax_shows_where_the_player_looks_in_the_middle_of_its_map():
+  pytest.importorskip('craftax', reason='of the extra envs')
+  from hephaestus.actors.environments import craftax
+
+  size = 7 * 9 * 21
+  observation = np.zeros(size + 22, np.float32)
+  observation[[0, size - 1, size + 16 + 2]] = (
+    1  # first and last feature of the cells, the third direction
+  )
+  observation[size + 20] = 0.75  # light
+  shown = craftax.show_classic(jnp.asarray(observation))
+  np.testing.assert_array_equal(np.argwhere(shown['map']), [(0, 0, 0), (3, 4, 23), (6, 8, 20)])
+  np.testing.assert_array_equal(shown['status'], 0.75 * (np.arange(18) == 16))
