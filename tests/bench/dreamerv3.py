@@ -6,13 +6,13 @@
     .venv/bin/python tests/bench/dreamerv3.py --clone dreamerv3 --python other/bin/python --out results
 
 Its own program and defaults, of size 1m in float32 on a CPU, but for the train ratio: 64 replayed steps for each
-environment step, as in the preset `laptop`. Environments are stepped by a process of this project's Python, since the
+environment step, as in the preset `laptop`; with another `--train-ratio`, rows have a label of their own. Environments are stepped by a process of this project's Python, since the
 two need different versions of JAX. It reads images by a CNN, and other leaves flat: integers of few values one-hot,
 the others as numbers.
 
-Appends a row to `rows.jsonl` for each run: the mean return in each tenth of the steps, and CPU minutes of both
-processes. The same command goes on with the runs that have no row; one that was ended begins anew. `episodes.jsonl` of a
-run's folder has the return of each episode.
+Appends a row of `bench learning` to `rows.jsonl` for each run, without evaluations, and with the CPU minutes of both
+processes; docs/results/rows.jsonl takes it as it is. The same command goes on with the runs that have no row; one that
+was ended begins anew. `episodes.jsonl` of a run's folder has the return of each episode.
 """
 
 import argparse
@@ -27,12 +27,12 @@ import tempfile
 from multiprocessing import connection
 from typing import Any
 
-NUM_MEANS = 10
 TASKS = (
   'catch', 'cartpole', 'mountain_car', 'acrobot', 'deep_sea_12', 'memory_chain_5', 'memory_chain_20',
   'bernoulli_bandit', 'grid_world_8', 'breakout', 'snake', 'pixel_catch',
 )  # fmt: skip
-TRAIN_RATIO = 64.0  # replayed steps for each environment step
+AGENT, EPISODES = 'dreamerv3', 'episodes.jsonl'
+TRAIN_RATIO = 64  # replayed steps for each environment step
 CNN_MULTIPLE = 16  # of the sides of an image
 
 
@@ -113,7 +113,7 @@ def _times(side: int) -> int:
 
 
 def train(run: dict[str, Any]) -> None:
-  """Trains the other program, in its Python, and prints a row, JSON; environments are in a process of ours."""
+  """Trains the other program, in its Python, and prints CPU minutes; environments are in a process of ours."""
   sys.path.insert(0, run['clone'])
   import elements
   import embodied
@@ -121,9 +121,8 @@ def train(run: dict[str, Any]) -> None:
   from dreamerv3 import main as program
 
   folder = pathlib.Path(run['folder'])
-  returns: list[tuple[int, float]] = []
   steps = 0
-  episodes = (folder / 'episodes.jsonl').open('w', buffering=1)
+  episodes = (folder / EPISODES).open('w', buffering=1)
 
   with tempfile.TemporaryDirectory() as place:
     listener = connection.Listener(f'{place}/environments', 'AF_UNIX')
@@ -156,10 +155,8 @@ def train(run: dict[str, Any]) -> None:
         self.return_ = 0.0 if is_first else self.return_ + reward
         steps += not is_first
         if self.is_done:
-          returns.append((steps, self.return_))
-          episodes.write(
-            json.dumps({'environment_step': steps, 'episode_return': self.return_}) + '\n'
-          )
+          row = {'environment_step': steps, 'episodes': 1, 'episode_return': self.return_}
+          episodes.write(json.dumps(row) + '\n')
         observation = {f'leaf_{number}': x for number, x in enumerate(seen)}
         return observation | {
           'reward': np.float32(reward),
@@ -173,22 +170,14 @@ def train(run: dict[str, Any]) -> None:
       program.main([
         '--configs', 'size1m', '--logdir', str(folder / 'log'), '--seed', str(run['seed']),
         '--jax.platform', 'cpu', '--jax.compute_dtype', 'float32', '--jax.prealloc', 'False',
-        '--run.train_ratio', str(TRAIN_RATIO),
+        '--run.train_ratio', str(run['train_ratio']),
         '--run.report_every', '1e9', '--run.save_every', '1e9', '--run.log_every', '60',
         '--logger.outputs', 'jsonl', '--replay.size', '1e6',
       ])  # fmt: skip
     link.close()
     server.wait()
-  tenths = [
-    [x for step, x in returns if (step - 1) * NUM_MEANS // run['steps'] == tenth]
-    for tenth in range(NUM_MEANS)
-  ]
   used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-  print(json.dumps({
-    'environment': run['task'], 'agent': 'dreamerv3', 'seed': run['seed'], 'budget': run['steps'],
-    'episode_returns': [sum(each) / len(each) if each else None for each in tenths],
-    'cpu_minutes': round(sum(each.ru_utime + each.ru_stime for each in used) / 60, 1),
-  }))  # fmt: skip
+  print(sum(each.ru_utime + each.ru_stime for each in used) / 60)
 
 
 def main() -> None:
@@ -201,6 +190,9 @@ def main() -> None:
   parser.add_argument('--out', type=pathlib.Path, help='folder of the results')
   parser.add_argument('--seeds', type=int, nargs='+', default=[0])
   parser.add_argument('--steps', type=int, help='environment steps, if not those of the suite')
+  parser.add_argument(
+    '--train-ratio', type=int, default=TRAIN_RATIO, help='replayed steps for each environment step'
+  )
   parser.add_argument('--train', type=json.loads, help=argparse.SUPPRESS)
   parser.add_argument('--serve', type=json.loads, help=argparse.SUPPRESS)
   arguments = parser.parse_args()
@@ -216,7 +208,7 @@ def main() -> None:
 
 def compare(arguments: argparse.Namespace) -> None:
   """Makes the runs that have no row yet, one after another."""
-  from hephaestus.launch.bench.learning import runs, suite
+  from hephaestus.launch.bench.learning import runs, scores, suite
   from hephaestus.launch.files import metrics
 
   try:
@@ -225,21 +217,25 @@ def compare(arguments: argparse.Namespace) -> None:
     sys.exit(f'tasks: {error}')
   rows = metrics.JsonLines(arguments.out / runs.ROWS)
   present = [
-    (row['environment'], row['seed'], row['budget'])
+    (row['environment'], row['seed'], row['budget'], row['label'])
     for row in metrics.read(arguments.out / runs.ROWS)
   ]
+  version = ['git', '-C', str(arguments.clone), 'rev-parse', '--short', 'HEAD']
+  commit = subprocess.run(version, check=True, capture_output=True, text=True).stdout
+  ratio = arguments.train_ratio
+  label = 'default' if ratio == TRAIN_RATIO else f'ratio{ratio}'
   for seed in arguments.seeds:
     for task in tasks:
       steps = arguments.steps or task.steps
-      if (task.name, seed, steps) in present:
+      if (task.name, seed, steps, label) in present:
         continue
-      folder = arguments.out / f'{task.name}-{seed}'
+      folder = arguments.out / f'{task.name}-{seed}-{label}'
       shutil.rmtree(folder, ignore_errors=True)
       folder.mkdir()
       print(f'{task.name}, seed {seed}: {steps:,} steps, log in {folder}', flush=True)
       run = {
         'task': task.name, 'environment': task.environment, 'options': dict(task.options),
-        'steps': steps, 'seed': seed, 'folder': str(folder.resolve()),
+        'steps': steps, 'seed': seed, 'train_ratio': ratio, 'folder': str(folder.resolve()),
         'clone': str(arguments.clone.resolve()), 'python': sys.executable,
       }  # fmt: skip
       with (folder / 'log.txt').open('w') as log:
@@ -247,9 +243,17 @@ def compare(arguments: argparse.Namespace) -> None:
         ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, text=True)
       if ended.returncode:
         sys.exit(f'{task.name}: ended with code {ended.returncode}, see {folder / "log.txt"}')
-      row = ended.stdout.splitlines()[-1]
-      print(row, flush=True)
-      rows.write(json.loads(row))
+      episodes = [
+        scores.Ended(row['environment_step'] - 1, row['environment_step'], 1, row['episode_return'])
+        for row in metrics.read(folder / EPISODES)
+      ]
+      row = {
+        'environment': task.name, 'agent': AGENT, 'seed': seed, 'label': label, 'budget': steps,
+        **scores.summary(task, episodes, steps),
+        'cpu_minutes': float(ended.stdout.splitlines()[-1]), 'commit': commit.strip(),
+      }  # fmt: skip
+      print(json.dumps(row), flush=True)
+      rows.write(row)
 
 
 if __name__ == '__main__':

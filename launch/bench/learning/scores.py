@@ -134,18 +134,34 @@ def row(task: suite.Task, folder: pathlib.Path, evaluations: dict[str, Any]) -> 
     evaluations: mean episode returns after the last step, of the agent with 'greedy' and with 'sampled'
       actions, and of the 'random' policy.
   """
-  spans, last_step = read(folder)
+  found = summary(task, *read(folder), **evaluations)
+  updates = (metrics.last(folder / 'metrics' / 'learner.jsonl') or {}).get('learner_step')
+  return {'updates': updates, **found}
+
+
+def summary(
+  task: suite.Task,
+  spans: Sequence[Ended],
+  last_step: int,
+  *,
+  random: float | None = None,
+  greedy: float | None = None,
+  sampled: float | None = None,
+) -> dict[str, Any]:
+  """The same of the episodes of any agent, for `last_step` steps; without a random policy's score no retention."""
   points = curve(spans, task.steps, last_step)
   known = [point for point in points if point is not None]
+  retained = retention(known, random, task.target) if known and random is not None else None
   return {
     'steps': last_step,
-    'updates': (metrics.last(folder / 'metrics' / 'learner.jsonl') or {}).get('learner_step'),
     'episodes': sum(span.episodes for span in spans),
     'curve': points,
     'final': known[-1] if known else None,
     'area': sum(known) / len(known) if known else None,
-    'retention': retention(known, evaluations['random'], task.target) if known else None,
-    **evaluations,
+    'retention': retained,
+    'random': random,
+    'greedy': greedy,
+    'sampled': sampled,
     'target': task.target,
-    'reached': reaches_target(task, points, evaluations['sampled']),
+    'reached': reaches_target(task, points, sampled),
   }

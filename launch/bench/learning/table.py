@@ -38,23 +38,23 @@ def markdown(rows: Sequence[Row]) -> str:
       ppo = groups.get((suite.BASELINE, label)) or groups.get((suite.BASELINE, 'default')) or []
       lines.append((
         task.name, f'{task.steps:,}', name, str(len(group)),
-        *(_median(group, key, extremes=True) for key in ('final', 'area', 'retention')),
-        *(_median(group, key) for key in ('greedy', 'sampled', 'random')),
-        *_targets(task, agent, group, ppo), _median(group, 'cpu_minutes'),
+        *(median(group, key, extremes=True) for key in ('final', 'area', 'retention')),
+        *(median(group, key) for key in ('greedy', 'sampled', 'random')),
+        *_targets(task, agent, group, ppo), median(group, 'cpu_minutes'),
       ))  # fmt: skip
       of_runs += [
         (
-          task.name, name, str(row['seed']), ' '.join(map(_shown, row['curve'])),
-          *(_shown(row[key]) for key in ('retention', 'greedy', 'sampled')),
+          task.name, name, str(row['seed']), ' '.join(map(shown, row['curve'])),
+          *(shown(row[key]) for key in ('retention', 'greedy', 'sampled')),
           row.get('commit') or '–',
         )
         for row in group
       ]  # fmt: skip
-  return '\n'.join([*_table(lines), NOTES, *_table(of_runs)]) + '\n'
+  return '\n'.join([*in_markdown(lines), NOTES, *in_markdown(of_runs)]) + '\n'
 
 
-def _table(lines: Sequence[Sequence[str]]) -> list[str]:
-  """Lines of a table in Markdown, of which the first has the headings."""
+def in_markdown(lines: Sequence[Sequence[str]]) -> list[str]:
+  """Lines of a table in Markdown, of the texts of its cells; the first line has the headings."""
   heading, *rows = ('| ' + ' | '.join(cells) + ' |' for cells in lines)
   return [heading, '|' + '---|' * len(lines[0]), *rows]
 
@@ -92,15 +92,17 @@ def _targets(
   return '; '.join(targets) or '–', '; '.join(reached) or '–'
 
 
-def _median(rows: Sequence[Row], key: str, *, extremes: bool = False) -> str:
+def median(rows: Sequence[Row], key: str, *, extremes: bool = False) -> str:
+  """The median of a field of rows, as a text, with its lowest and highest value if asked for."""
   known = [row[key] for row in rows if row[key] is not None]
-  shown = _shown(statistics.median(known) if known else None)
+  text = shown(statistics.median(known) if known else None)
   if len(known) < 2 or not extremes:
-    return shown
-  return f'{shown} ({number(min(known))} to {number(max(known))})'
+    return text
+  return f'{text} ({number(min(known))} to {number(max(known))})'
 
 
-def _shown(value: float | None) -> str:
+def shown(value: float | None) -> str:
+  """A number of a row as a text; a dash where there is none."""
   return '–' if value is None else number(value)
 
 
