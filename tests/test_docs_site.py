@@ -1,4 +1,4 @@
-"""The site of docs/, its gallery and its leaderboard."""
+"""The site of docs/, its gallery and its tables of results."""
 
 import importlib.util
 import itertools
@@ -43,21 +43,28 @@ def _script(name):
   return script
 
 
-def test_leaderboard_is_made_from_the_rows():
-  script = _script('leaderboard')
-  assert script.page(runs.read_rows(ROOT / 'docs' / 'results')) == script.PAGE.read_text()
+def test_all_tables_of_results_are_made_from_the_rows():
+  script, rows = _script('results'), runs.read_rows(ROOT / 'docs' / 'results')
+  for path in script.PAGES:
+    assert script.page(path, rows) == path.read_text()
+
+
+def test_rows_of_one_environment_and_agent_are_of_one_commit():
+  rows = runs.read_rows(ROOT / 'docs' / 'results')
+  assert _script('results').newest(rows) == rows
 
 
 def test_leaderboard_tells_reaching_a_target_from_keeping_it():
-  script = _script('leaderboard')
+  script = _script('results')
   rows = [
-    {'environment': 'cartpole', 'agent': 'dreamer', 'label': 'default', 'budget': 15_000, 'seed': seed,
-     'time': script.SINCE, 'curve': curve, 'final': curve[-1], 'sampled': 0.0, 'cpu_minutes': 3.0,
-     'steps': 15_000, 'commit': 'abc'}
+    {'environment': 'cartpole', 'agent': 'dreamer', 'label': 'default', 'budget': 15_000, 'seed': seed, 'curve': curve,
+     'time': 1.0, 'commit': 'abcdef012', 'final': curve[-1], 'sampled': 0.0, 'cpu_minutes': 3.0}
     for seed, curve in enumerate(([9.0] * 4 + [460.0] + [20.0] * 5, [9.0] * 6 + [500.0] * 4))
   ]  # fmt: skip
-  line = next(line for line in script.page(rows).splitlines() if line.startswith('| cartpole'))
-  assert '| 450 | 2, 1 of 2 | 9,000 | 260 |' in line
+  (line,) = script.leaderboard(rows)[1:]
+  assert line[:5] == ('cartpole', '15,000', '450', '2, 1 of 2: 9,000', '–')
+  (line,) = script.readme(rows)[1:]
+  assert line == ('CartPole', '15,000', '2, 0, 0', '260 (20.0 to 500)', '–', '–')
 
 
 def test_gallery_renders_an_environment_without_script():
