@@ -415,20 +415,6 @@ def windows(x: jax.Array, size: int) -> jax.Array:
   return jnp.concatenate(parts, axis=-1)
 
 
-def around(x: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
-  """Sum or maximum of the 3 x 3 cells around each of [H, W, C, N], 0 outside; `combine` is `jnp.add` or `jnp.maximum`.
-
-  With the batch N last, and each array written to memory, XLA's CPU takes a tenth of the time: neighbours are
-  then apart by whole rows.
-  """
-  keep = jax.lax.optimization_barrier if on_cpu() else lambda x: x
-  for axis, size in enumerate(x.shape[:2]):
-    padded = keep(jnp.pad(x, [(int(axis == i),) * 2 for i in range(4)]))
-    thirds = [jax.lax.slice_in_dim(padded, i, i + size, axis=axis) for i in range(3)]
-    x = keep(functools.reduce(combine, thirds))
-  return x
-
-
 def _plain_halve(images: jax.Array, kernel: jax.Array) -> jax.Array:
   dimensions = ('NHWC', 'HWIO', 'NHWC')
   return jax.lax.conv_general_dilated(images, kernel, (2, 2), 'SAME', dimension_numbers=dimensions)

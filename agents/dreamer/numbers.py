@@ -28,8 +28,12 @@ MIN_FRACTION = 0.01
 OPEN = 0.01
 """Least probability that a number changes, and that it does not, where changes exclude each other: `occurs`."""
 
-SAME_MOVE = 0.25
-"""Least ratio of the probabilities of an end and a beginning next to it that are of one move: `moves`."""
+OPEN_WITH_NUMBER = 0.1
+"""Least sum of the probabilities of rare events at which one of them may occur, where the number of events is
+known, in place of 1/2: a fruit that is eaten is still predicted where it was, but less and less."""
+
+MAX_SPREAD = 0.01
+"""Largest variance of the number of cells that have a feature with which it counts as constant."""
 
 NUM_PROJECTIONS = 32
 """Random directions along which an ensemble predicts the change of the numbers."""
@@ -92,62 +96,41 @@ class Before(NamedTuple):
     return self.max_copy * jax.nn.sigmoid(gates) * self.follows
 
 
-def occurs(probability: jax.Array, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
+def occurs(
+  probability: jax.Array, noise: jax.Array, number: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
   """Samples which of N events occur, by one random number: systematic sampling (Madow, 1949).
 
   The events lie one after another on a line, each as long as its probability, and those occur that hold
   one of the points noise, noise + 1, noise + 2, ... So each has its probability, and their number is as
   close to its mean as it can be: of four cells that a thing may enter, it enters exactly one. Events whose
-  probability is nearly 1, or nearly 0 and less than 1/2 in all, begin at 0 instead, so that any of
-  hundreds of changes that a decoder holds for nearly impossible is as rare as one of them.
+  probability is nearly 1, or nearly 0 and in all less than 1/2 (with a `number` OPEN_WITH_NUMBER), begin at 0
+  instead, so that any of hundreds of changes that a decoder holds for nearly impossible is as rare as one of
+  them.
 
   Args:
     probability: [..., N] float32.
     noise: [..., 1] float32, uniform in [0, 1).
+    number: [..., 1] float32, how many events are known to occur; then the probabilities of those that are
+      uncertain are scaled, so that in all they are as many as are left. None where it is not known.
 
   Returns:
     [..., N] bool; and where an event occurs a number uniform in [0, 1), [..., N] float32.
   """
   is_rare = probability <= OPEN
-  is_likely_one = kernels.total(jnp.where(is_rare, probability, 0.0))[..., None] >= 0.5
+  least = 0.5 if number is None else OPEN_WITH_NUMBER
+  is_likely_one = kernels.total(jnp.where(is_rare, probability, 0.0))[..., None] >= least
   is_open = (probability < 1 - OPEN) & (~is_rare | is_likely_one)
   length = jnp.where(is_open, probability, 0.0)
+  if number is not None:
+    is_sure = probability >= 1 - OPEN
+    left = jnp.maximum(number - jnp.sum(is_sure, axis=-1, keepdims=True), 0.0)
+    total = jnp.maximum(kernels.total(length)[..., None], MIN_LIKELIHOOD)
+    length = jnp.minimum(length * left / total, 1.0)
+    probability = jnp.where(is_sure, 1.0, length)
   begin = jnp.where(is_open, jnp.cumsum(length, axis=-1) - length, 0.0)
   point = noise + jnp.ceil(begin - noise) - begin
   return point < probability, point / jnp.maximum(probability, MIN_LIKELIHOOD)
-
-
-def moves(
-  ends: jax.Array, begins: jax.Array, grid: tuple[int, int, int]
-) -> tuple[jax.Array, jax.Array]:
-  """Lets a bit that leaves a cell enter one next to it, where the two are predicted with unlike probabilities.
-
-  A decoder that has learned where a thing leaves before it has learned where it goes loses it in dreams, in
-  one step of many. So where what begins in the 3 x 3 cells around an end is less likely than the end, but
-  at least SAME_MOVE times as likely, it is raised to it; and the reverse.
-
-  Args:
-    ends: [..., N] float32, probability that a feature of a cell, which is there, goes.
-    begins: [..., N] float32, probability that one that is not there comes.
-    grid: (H, W, C), with N = H W C.
-
-  Returns:
-    Both, [..., N], raised.
-  """
-  shape = ends.shape
-  # With the batch last, as `kernels.around` takes them.
-  batch_last = lambda x: kernels.transposed(x.reshape(-1, shape[-1])).reshape(*grid, -1)
-  batch_first = lambda x: kernels.transposed(x.reshape(shape[-1], -1)).reshape(shape)
-  ends, begins = batch_last(ends), batch_last(begins)
-
-  def raised(x: jax.Array, other: jax.Array) -> jax.Array:
-    """x times the largest ratio by which it falls short of what the other is in a cell next to it."""
-    found = kernels.around(x, jnp.add)
-    is_same = (found < other) & (found >= SAME_MOVE * other)
-    ratio = jnp.where(is_same, other / jnp.maximum(found, MIN_LIKELIHOOD), 0.0)
-    return jnp.minimum(x * jnp.maximum(1.0, kernels.around(ratio, jnp.maximum)), 1.0)
-
-  return batch_first(raised(ends, begins)), batch_first(raised(begins, ends))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -261,12 +244,29 @@ class Binary(Kind):
     return '0 or 1'
 
   def initial_statistics(self) -> dict[str, jax.Array]:
-    """`between` [N]: the largest 4 x (1 - x) in a batch, 0 where a number only is 0 or 1."""
-    return {self.named('between'): jnp.ones(len(self.indices))}
+    """`between` [N]: the largest 4 x (1 - x) in a batch, 0 where a number only is 0 or 1.
+
+    Of a grid also `cells` and `square` [C]: mean and mean square of the number of cells with each feature.
+    """
+    statistics = {self.named('between'): jnp.ones(len(self.indices))}
+    if self.grid:
+      counts = {'cells': jnp.zeros(self.grid[-1]), 'square': jnp.ones(self.grid[-1])}
+      statistics |= {self.named(name): x for name, x in counts.items()}
+    return statistics
 
   def moments(self, numbers: jax.Array) -> dict[str, jax.Array]:
     # The largest, not the mean: a rare fraction, such as a grey pixel, is none to be rounded.
-    return {self.named('between'): jnp.max(4 * numbers * (1 - numbers), axis=(0, 1))}
+    moments = {self.named('between'): jnp.max(4 * numbers * (1 - numbers), axis=(0, 1))}
+    if self.grid:
+      cells = jnp.sum(self._by_feature(numbers) > 0.5, axis=-1).astype(jnp.float32)
+      counts = {'cells': cells, 'square': jnp.square(cells)}
+      moments |= {self.named(name): jnp.mean(x, axis=(0, 1)) for name, x in counts.items()}
+    return moments
+
+  def _by_feature(self, numbers: jax.Array) -> jax.Array:
+    """A grid's numbers [..., N] as [..., C, H W]."""
+    assert self.grid
+    return jnp.swapaxes(numbers.reshape(*numbers.shape[:-1], -1, self.grid[-1]), -1, -2)
 
   def _is_whole(self, statistics: Any) -> jax.Array:
     """[N] bool, numbers of which nearly all that were observed are 0 or 1."""
@@ -313,12 +313,27 @@ class Binary(Kind):
     was_one = before > 0.5
     ends = jnp.where(was_one, zero / (zero + one), 0.0)
     begins = jnp.where(was_one, 0.0, one / (zero + one))
-    if self.grid:
-      ends, begins = moves(ends, begins, self.grid)
     ends, _ = occurs(ends, noise)
     begins, _ = occurs(begins, noise)
     drawn = ((was_one & ~ends) | begins).astype(jnp.float32)
+    if self.grid:
+      drawn = self._conserved(drawn, one / (zero + one), statistics, noise)
     return jnp.where(self._is_whole(statistics), drawn, one)
+
+  def _conserved(
+    self, drawn: jax.Array, probability: jax.Array, statistics: Any, noise: jax.Array
+  ) -> jax.Array:
+    """Drawn numbers [..., N] of a grid in which a feature that always was in as many cells is in as many.
+
+    Else a rare event, such as a snake that eats, would lose its head or the fruit, and what follows would be
+    a scene of which nothing is known. `probability` [..., N] is that of a 1.
+    """
+    cells, square = (statistics[self.named(name)] for name in ('cells', 'square'))
+    number = jnp.round(cells)[:, None]
+    is_constant = (square - jnp.square(cells) < MAX_SPREAD) & (number[:, 0] > 0)
+    kept, _ = occurs(self._by_feature(probability), noise[..., None], number)
+    conserved = jnp.where(is_constant[:, None], kept, self._by_feature(drawn))
+    return jnp.swapaxes(conserved, -1, -2).reshape(drawn.shape)
 
   def wrong(self, numbers: jax.Array, others: jax.Array) -> jax.Array:
     return jnp.any(jnp.abs(numbers - others) > 0.5, axis=-1)

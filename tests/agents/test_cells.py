@@ -195,44 +195,41 @@ def test_what_is_left_of_what_is_known_for_pairs_of_cells_never_seen(reads_place
   assert least <= np.mean(found == is_left[asked]) <= most
 
 
-# What leaves a cell.
+# Features that are always in as many cells.
 
 
-def moved(ends, begins):
-  """`numbers.moves` of {cell: probability} in a 4 x 5 grid of two features, as arrays [4, 5, 2]."""
-  both = np.zeros((2, 4, 5, 2), np.float32)
-  for x, cells in zip(both, (ends, begins), strict=True):
-    for at, probability in cells.items():
-      x[at] = probability
-  apply = functools.partial(numbers_lib.moves, grid=(4, 5, 2))
-  return [np.reshape(x, (4, 5, 2)) for x in jax.jit(apply)(*both.reshape(2, -1))]
-
-
-def test_what_leaves_a_cell_enters_one_next_to_it():
-  ends, begins = moved({(1, 1, 0): 0.9}, {(2, 2, 0): 0.3, (0, 1, 0): 0.15})
-  assert ends[1, 1, 0] == pytest.approx(0.9)
-  assert begins[2, 2, 0] == pytest.approx(0.6) and begins[0, 1, 0] == pytest.approx(0.3)
-
-
-def test_what_enters_a_cell_left_one_next_to_it():
-  ends, begins = moved({(3, 4, 1): 0.4}, {(3, 3, 1): 0.8})
-  assert ends[3, 4, 1] == pytest.approx(0.8) == begins[3, 3, 1]
-
-
-@pytest.mark.parametrize(
-  'begins',
-  [
-    {(1, 1, 0): 0.2},  # too unlike the end: a thing that vanishes
-    {(1, 3, 0): 0.5},  # not next to it
-    {(1, 2, 1): 0.5},  # another feature
-  ],
-)
-def test_what_is_no_move_keeps_its_probability(begins):
-  ends = {(1, 1, 0): 0.9}
-  found = moved(ends, begins)
-  for x, cells in zip(found, (ends, begins), strict=True):
-    assert np.count_nonzero(x) == 1
-    assert all(x[at] == pytest.approx(probability) for at, probability in cells.items())
+def test_feature_that_always_was_in_as_many_cells_is_drawn_in_as_many():
+  """The first feature always was in one cell, the second in two, the third in any number."""
+  kind = numbers_lib.Binary(np.arange(60), grid=(4, 5, 3))
+  statistics = kind.initial_statistics()
+  seen = np.zeros((8, 6, 20, 3), np.float32)
+  rng = np.random.default_rng(0)
+  for t, stream in np.ndindex(8, 6):
+    one, *two = rng.permutation(20)[:3]
+    cells = seen[t, stream]
+    cells[one, 0] = cells[two, 1] = cells[: rng.integers(4), 2] = 1
+  moments = kind.moments(jnp.asarray(seen.reshape(8, 6, 60)))
+  assert {name: x.shape for name, x in moments.items()} == {
+    name: x.shape for name, x in statistics.items()
+  }
+  before, likely = np.zeros((20, 3), np.float32), np.full((20, 3), 1e-4, np.float32)
+  before[3] = before[4, 1] = 1
+  likely[[13, 17, 19], 0] = 0.45, 0.1, 0.05  # leaves cell 3 with its probability too small in all
+  likely[3, 1], likely[4, 1], likely[10:16, 1] = 1.0, 0.2, 0.15  # too large in all
+  likely[3, 2] = 0.2
+  unknown = statistics | {'between_0': moments['between_0']}
+  noise = np.linspace(0.001, 0.999, 400, dtype=np.float32)[:, None]
+  repeat = lambda x: np.repeat(x.reshape(1, 60), 400, axis=0)
+  one = repeat(likely)
+  draw = jax.jit(lambda statistics: kind.sample((1 - one, one), repeat(before), statistics, noise))
+  drawn, free = (np.asarray(draw(each)).reshape(400, 20, 3) for each in (moments, unknown))
+  np.testing.assert_array_equal(drawn[..., 0].sum(axis=1), 1)
+  np.testing.assert_array_equal(drawn[..., 1].sum(axis=1), 2)
+  assert drawn[:, 3, 1].all()
+  np.testing.assert_allclose(drawn[:, [13, 17, 19], 0].mean(axis=0), [0.75, 0.17, 0.08], atol=0.02)
+  np.testing.assert_allclose(drawn[:, 4, 1].mean(), 0.2 / 1.1, atol=0.02)
+  np.testing.assert_array_equal(drawn[..., 2], free[..., 2])
+  assert 0 in free[..., 0].sum(axis=1)  # as without the statistics
 
 
 # The world model.

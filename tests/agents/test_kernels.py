@@ -57,17 +57,6 @@ def test_kernel_and_its_gradient_equal_the_plain_form(kernel, platform):
       )
 
 
-@pytest.mark.parametrize(
-  ('combine', 'operation'), [(jnp.add, jax.lax.add), (jnp.maximum, jax.lax.max)]
-)
-def test_sum_and_maximum_around_cells_are_of_windows(combine, operation):
-  x = np.abs(random(4, 5, 2, 3))
-  shape = (3, 3, 1, 1), (1, 1, 1, 1), 'SAME'
-  windows = jax.jit(lambda x: jax.lax.reduce_window(x, np.float32(0), operation, *shape))(x)
-  found = jax.jit(lambda x: kernels.around(x, combine))(x)
-  np.testing.assert_allclose(found, windows, rtol=1e-5)
-
-
 def test_barriers_are_for_the_platform_that_is_compiled_for():
   programs = {}
   for platform in ('cpu', 'tpu'):
