@@ -245,7 +245,7 @@ def compare(arguments: argparse.Namespace) -> None:
         sys.exit(f'{task.name}: ended with code {ended.returncode}, see {folder / "log.txt"}')
       episodes = [
         scores.Ended(row['environment_step'] - 1, row['environment_step'], 1, row['episode_return'])
-        for row in metrics.read(folder / EPISODES)
+        for row in map(json.loads, (folder / EPISODES).read_text().splitlines())
       ]
       row = {
         'environment': task.name, 'agent': AGENT, 'seed': seed, 'label': label, 'budget': steps,
