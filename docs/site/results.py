@@ -121,6 +121,8 @@ def leaderboard(rows: Sequence[Row]) -> Lines:
     ('environment', 'steps', 'target', *NAMES.values(), *minutes, 'published', 'commit')
   ]
   for task, groups in _by_task(rows):
+    if task.target is None and task.times_ppo is None:
+      continue  # its reward says nothing
     target, text = task.target, f'{task.target:g}' if task.target is not None else '–'
     baseline = [row['final'] for row in groups[suite.BASELINE] if row['final'] is not None]
     if target is None and task.times_ppo is not None:

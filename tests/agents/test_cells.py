@@ -199,33 +199,35 @@ def test_what_is_left_of_what_is_known_for_pairs_of_cells_never_seen(reads_place
 
 
 def test_feature_that_always_was_in_as_many_cells_is_drawn_in_as_many():
-  """The first feature always was in one cell, the second in two, the third in any number."""
-  kind = numbers_lib.Binary(np.arange(60), grid=(4, 5, 3))
+  """The first and the last feature always were in one cell, the second in two, the third in any number."""
+  kind = numbers_lib.Binary(np.arange(80), grid=(4, 5, 4))
   statistics = kind.initial_statistics()
-  seen = np.zeros((8, 6, 20, 3), np.float32)
+  seen = np.zeros((8, 6, 20, 4), np.float32)
   rng = np.random.default_rng(0)
   for t, stream in np.ndindex(8, 6):
     one, *two = rng.permutation(20)[:3]
     cells = seen[t, stream]
-    cells[one, 0] = cells[two, 1] = cells[: rng.integers(4), 2] = 1
-  moments = kind.moments(jnp.asarray(seen.reshape(8, 6, 60)))
+    cells[one, [0, 3]] = cells[two, 1] = cells[: rng.integers(4), 2] = 1
+  moments = kind.moments(jnp.asarray(seen.reshape(8, 6, 80)))
   assert {name: x.shape for name, x in moments.items()} == {
     name: x.shape for name, x in statistics.items()
   }
-  before, likely = np.zeros((20, 3), np.float32), np.full((20, 3), 1e-4, np.float32)
+  before, likely = np.zeros((20, 4), np.float32), np.full((20, 4), 1e-4, np.float32)
   before[3] = before[4, 1] = 1
   likely[[13, 17, 19], 0] = 0.45, 0.1, 0.05  # leaves cell 3 with its probability too small in all
   likely[3, 1], likely[4, 1], likely[10:16, 1] = 1.0, 0.2, 0.15  # too large in all
   likely[3, 2] = 0.2
+  likely[:, 3], likely[3, 3] = 0.008, 0.45  # leaves cell 3 for any other, each of which is unlikely
   unknown = statistics | {'between_0': moments['between_0']}
   noise = np.linspace(0.001, 0.999, 400, dtype=np.float32)[:, None]
-  repeat = lambda x: np.repeat(x.reshape(1, 60), 400, axis=0)
+  repeat = lambda x: np.repeat(x.reshape(1, 80), 400, axis=0)
   one = repeat(likely)
   draw = jax.jit(lambda statistics: kind.sample((1 - one, one), repeat(before), statistics, noise))
-  drawn, free = (np.asarray(draw(each)).reshape(400, 20, 3) for each in (moments, unknown))
-  np.testing.assert_array_equal(drawn[..., 0].sum(axis=1), 1)
+  drawn, free = (np.asarray(draw(each)).reshape(400, 20, 4) for each in (moments, unknown))
+  np.testing.assert_array_equal(drawn[..., [0, 3]].sum(axis=1), 1)
   np.testing.assert_array_equal(drawn[..., 1].sum(axis=1), 2)
   assert drawn[:, 3, 1].all()
+  np.testing.assert_allclose(drawn[:, 3, 3].mean(), 0.45 / (0.45 + 19 * 0.008), atol=0.02)
   np.testing.assert_allclose(drawn[:, [13, 17, 19], 0].mean(axis=0), [0.75, 0.17, 0.08], atol=0.02)
   np.testing.assert_allclose(drawn[:, 4, 1].mean(), 0.2 / 1.1, atol=0.02)
   np.testing.assert_array_equal(drawn[..., 2], free[..., 2])

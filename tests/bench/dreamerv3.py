@@ -6,9 +6,9 @@
     .venv/bin/python tests/bench/dreamerv3.py --clone dreamerv3 --python other/bin/python --out results
 
 Its own program and defaults, of size 1m in float32 on a CPU, but for the train ratio: 64 replayed steps for each
-environment step, as in the preset `laptop`; with another `--train-ratio`, rows have a label of their own. Environments are stepped by a process of this project's Python, since the
-two need different versions of JAX. It reads images by a CNN, and other leaves flat: integers of few values one-hot,
-the others as numbers.
+environment step, as in the preset `laptop`; with another `--train-ratio`, rows have a label of their own. Environments
+are stepped by a process of this project's Python, since the two need different versions of JAX. It reads images by a
+CNN, and other leaves flat: integers of few values one-hot, the others as numbers.
 
 Appends a row of `bench learning` to `rows.jsonl` for each run, without evaluations, and with the CPU minutes of both
 processes; docs/results/rows.jsonl takes it as it is. The same command goes on with the runs that have no row; one that
@@ -17,6 +17,7 @@ was ended begins anew. `episodes.jsonl` of a run's folder has the return of each
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import pathlib
 import resource
@@ -155,7 +156,7 @@ def train(run: dict[str, Any]) -> None:
         self.return_ = 0.0 if is_first else self.return_ + reward
         steps += not is_first
         if self.is_done:
-          row = {'environment_step': steps, 'episodes': 1, 'episode_return': self.return_}
+          row = {'environment_step': steps, 'episode_return': self.return_}
           episodes.write(json.dumps(row) + '\n')
         observation = {f'leaf_{number}': x for number, x in enumerate(seen)}
         return observation | {
@@ -249,7 +250,7 @@ def compare(arguments: argparse.Namespace) -> None:
       ]
       row = {
         'environment': task.name, 'agent': AGENT, 'seed': seed, 'label': label, 'budget': steps,
-        **scores.summary(task, episodes, steps),
+        **scores.summary(dataclasses.replace(task, steps=steps), episodes, steps),
         'cpu_minutes': float(ended.stdout.splitlines()[-1]), 'commit': commit.strip(),
       }  # fmt: skip
       print(json.dumps(row), flush=True)
