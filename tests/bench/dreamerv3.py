@@ -225,9 +225,11 @@ def compare(arguments: argparse.Namespace) -> None:
   commit = subprocess.run(version, check=True, capture_output=True, text=True).stdout
   ratio = arguments.train_ratio
   label = 'default' if ratio == TRAIN_RATIO else f'ratio{ratio}'
+  if arguments.steps:  # targets are for the steps of the suite
+    tasks = [dataclasses.replace(task, steps=arguments.steps, target=None) for task in tasks]
   for seed in arguments.seeds:
     for task in tasks:
-      steps = arguments.steps or task.steps
+      steps = task.steps
       if (task.name, seed, steps, label) in present:
         continue
       folder = arguments.out / f'{task.name}-{seed}-{label}'
@@ -250,7 +252,7 @@ def compare(arguments: argparse.Namespace) -> None:
       ]
       row = {
         'environment': task.name, 'agent': AGENT, 'seed': seed, 'label': label, 'budget': steps,
-        **scores.summary(dataclasses.replace(task, steps=steps), episodes, steps),
+        **scores.summary(task, episodes, steps),
         'cpu_minutes': float(ended.stdout.splitlines()[-1]), 'commit': commit.strip(),
       }  # fmt: skip
       print(json.dumps(row), flush=True)
