@@ -38,7 +38,8 @@ def options(name: str) -> dict[str, Any]:
 def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.TimeLimit:
   """Makes an environment of jumanji; an observation is a flat dict of the fields of jumanji's observation.
 
-  Several discrete choices become one choice among all combinations, and so does their mask. Jumanji
+  Positions in the cells of the only matrix of bits, as in Maze, become planes of it, [H, W, C] bool, which
+  agents read cell by cell. Several discrete choices become one choice among all combinations, and so does their mask. Jumanji
   does not distinguish its time limit from termination, so its limit is disabled and replaced by
   `wrappers.TimeLimit`, by default of as many steps, or 1000 where it has none.
 
@@ -67,7 +68,7 @@ def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.Ti
 
   def observe(observation):
     leaves = jax.tree_util.tree_leaves_with_path(observation)
-    fields = {jax.tree_util.keystr(path).lstrip('.'): leaf for path, leaf in leaves}
+    fields = _with_planes({jax.tree_util.keystr(path).lstrip('.'): leaf for path, leaf in leaves})
     if 'action_mask' in fields:
       fields['action_mask'] = fields['action_mask'].reshape(-1)
     return fields
@@ -79,6 +80,20 @@ def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.Ti
     action_spec=specs.DiscreteArray(math.prod(num_values), np.int32),
   )
   return wrappers.TimeLimit(unlimited, 1000 if max_steps is None else max_steps)
+
+
+def _with_planes(fields: dict[str, jax.Array]) -> dict[str, jax.Array]:
+  """The fields with positions `NAME.row`, `NAME.col` as planes of the only [H, W] bool matrix, if there is one."""
+  matrices = [key for key, x in fields.items() if np.ndim(x) == 2 and x.dtype == bool]
+  places = [key.removesuffix('.row') for key in fields if key.endswith('.row')]
+  if len(matrices) != 1 or not places:
+    return fields
+  height, width = (np.arange(n) for n in fields[matrices[0]].shape)
+  planes = [fields[matrices[0]]]
+  for place in places:
+    row, column = fields.pop(f'{place}.row'), fields.pop(f'{place}.col')
+    planes.append((height[:, None] == row) & (width == column))
+  return fields | {matrices[0]: jnp.stack(planes, axis=-1)}
 
 
 def _construct(name: str, **arguments: Any) -> Any:

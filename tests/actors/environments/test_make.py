@@ -114,6 +114,21 @@ def test_environments_with_several_agents_are_rejected():
     environments.make('jumanji/Cleaner-v0')
 
 
+def test_positions_in_a_matrix_of_bits_are_planes_of_it():
+  pytest.importorskip('jumanji', reason='of the extra envs')
+  maze = environments.make('jumanji/Maze-v0')
+  assert {name: leaf.shape for name, leaf in maze.observation_spec.items()} == {
+    'action_mask': (4,), 'step_count': (), 'walls': (10, 10, 3),
+  }  # fmt: skip
+  _, timestep = maze.reset(jax.random.key(0))
+  walls, agent, target = np.moveaxis(np.asarray(timestep.observation['walls']), -1, 0)
+  assert walls.sum() > 2 and agent.sum() == target.sum() == 1
+  # What the mask says of the first action, up, is what the cell above the agent says.
+  ((row, column),) = np.argwhere(agent)
+  free = row > 0 and not walls[row - 1, column]
+  assert bool(timestep.observation['action_mask'][0]) == free
+
+
 def test_missing_package_of_a_family_is_named_with_its_command(monkeypatch):
   module = environments.FAMILIES['gymnax']
   monkeypatch.delitem(sys.modules, module, raising=False)
