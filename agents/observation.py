@@ -9,7 +9,8 @@
 | numbers bounded to [0, 1] | MLP, and by level          | Bernoulli, or categorical over levels |
 | other numbers             | MLP, symlog                | Cauchy, of symlog                     |
 | board (PPO)               | dense layer per cell, MLP  |                                       |
-| grid (world model)        | as its numbers, and cells  | as its numbers                        |
+| grid (world model)        | as its numbers, and cells  | as them; but in [0, 1] none or some:  |
+|                           |                            | Bernoulli, and Cauchy of how much     |
 | action mask               | not encoded                | Bernoulli, by the world model         |
 
 A grid is a leaf [H, W, C] of few cells that is flat numbers, or a board, see `grid`: `networks.Cells` reads its
@@ -55,8 +56,8 @@ MAX_VALUES, MAX_CATEGORIES = 64, 4096
 encoded one-hot. Other integers are real numbers. 4,096 are the outputs that predict MAX_CELLS bytes."""
 
 MAX_DISCRETE_PREDICTED = 113
-"""Most numbers in [0, 1], in one grid or outside of all, that are predicted by level, about 1,024 outputs; more
-are predicted as binary.
+"""Most numbers in [0, 1] outside of grids that are predicted by level, about 1,024 outputs; more are predicted as
+binary.
 As binary, positions in a grid world were wrong in 17 to 24 % of imagined steps, by level in 8 to 17."""
 
 MAX_DISCRETE_READ = 28

@@ -295,7 +295,7 @@ def parts_of_inputs(numbers: numbers_lib.Numbers) -> np.ndarray:
   found = observation_lib.parts(numbers.spec)
   of_inputs = [np.zeros(0, int)]
   for kind in numbers.kinds:
-    own = found.owner[kind.indices]
+    own = found.owner[kind.sources]
     of_inputs += [own, np.repeat(own, kind.num_levels)]
   leaves = jax.tree.leaves(observation_lib.without_mask(numbers.spec))
   shown = [observation_lib.view_size(leaf) for leaf in leaves]

@@ -35,6 +35,12 @@ known, in place of 1/2: a fruit that is eaten is still predicted where it was, b
 MAX_SPREAD = 0.01
 """Largest variance of the number of cells that have a feature with which it counts as constant."""
 
+AMOUNT_ERROR = 0.1
+"""Error of an amount in a grid at which its likelihood is one half; a larger one is wrong: see `Amounts`."""
+
+SAME = 0.005
+"""Largest difference of amounts that are the same but for rounding to bfloat16."""
+
 NUM_PROJECTIONS = 32
 """Random directions along which an ensemble predicts the change of the numbers."""
 
@@ -76,6 +82,24 @@ class Change(NamedTuple):
     fit = jnp.log1p(error / stop(self.variance) / 2)
     calibration = stop(jnp.minimum(error, 4.0)) / self.variance + jnp.log(self.variance)
     return jnp.sum(fit + calibration / 2, axis=-1)
+
+
+class Amount(NamedTuple):
+  """Predicted distributions of `Amounts`, [..., N] float32 each.
+
+  Attributes:
+    none: probability of 0.
+    stays: probability that an amount other than 0 is copied.
+    some: probability of `amount`.
+    before: the number at the previous step.
+    amount: the most likely amount where it is not copied.
+  """
+
+  none: jax.Array
+  stays: jax.Array
+  some: jax.Array
+  before: jax.Array
+  amount: jax.Array
 
 
 class Before(NamedTuple):
@@ -140,10 +164,10 @@ class Kind(abc.ABC):
   A prediction is what `predict` returns. Statistics are the running ones of `initial_statistics`.
 
   Attributes:
-    indices: [N] int, positions of the numbers in a flat observation.
+    indices: [N] int, positions of the numbers in a flat observation; with a `player` of them and of its two.
     grid: (H, W, C) where they are the features of the cells of one grid, row by row; else None.
     player: positions in a flat observation of two numbers that tell the player's cell of the grid, by row and
-      column, each divided by the largest; or None.
+      column, each divided by the largest; or None. In their place the last feature of a cell is 1 at the player's.
   """
 
   indices: np.ndarray
@@ -153,6 +177,16 @@ class Kind(abc.ABC):
   def named(self, statistic: str) -> str:
     """The name of a statistic: each grid has its own."""
     return f'{statistic}_{self.indices[0]}' if self.grid else statistic
+
+  @property
+  def sources(self) -> np.ndarray:
+    """[N] int, position in a flat observation of what each of the model's numbers is of."""
+    return self.indices
+
+  @property
+  def size(self) -> int:
+    """N."""
+    return len(self.sources)
 
   @property
   @abc.abstractmethod
@@ -168,7 +202,7 @@ class Kind(abc.ABC):
   def cell_inputs(self) -> int:
     """Width of what `Numbers.cells` gives for a cell of a grid."""
     assert self.grid
-    return self.grid[-1] * (1 + self.num_levels) + (self.player is not None)
+    return self.grid[-1] * (1 + self.num_levels)
 
   @property
   def num_levels(self) -> int:
@@ -224,31 +258,15 @@ class Kind(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Binary(Kind):
-  """Numbers that are 0 or 1: Bernoulli. A prediction is the probabilities of 0 and of 1, [..., N] each.
-
-  Both, since 1 - p would round to 0 where p is almost 1; apart, since XLA's CPU is slow on axes of 2.
-  """
-
-  @property
-  def num_outputs(self) -> int:
-    return 2 * len(self.indices)
-
-  @property
-  def cell_outputs(self) -> tuple[int, ...]:
-    assert self.grid
-    return self.grid[-1], self.grid[-1]
-
-  @property
-  def description(self) -> str:
-    return '0 or 1'
+class Counted(Kind):
+  """Numbers in [0, 1] of which 0 is nothing. Of a grid, the cells that have something are counted by feature."""
 
   def initial_statistics(self) -> dict[str, jax.Array]:
     """`between` [N]: the largest 4 x (1 - x) in a batch, 0 where a number only is 0 or 1.
 
     Of a grid also `cells` and `square` [C]: mean and mean square of the number of cells with each feature.
     """
-    statistics = {self.named('between'): jnp.ones(len(self.indices))}
+    statistics = {self.named('between'): jnp.ones(self.size)}
     if self.grid:
       counts = {'cells': jnp.zeros(self.grid[-1]), 'square': jnp.ones(self.grid[-1])}
       statistics |= {self.named(name): x for name, x in counts.items()}
@@ -258,7 +276,7 @@ class Binary(Kind):
     # The largest, not the mean: a rare fraction, such as a grey pixel, is none to be rounded.
     moments = {self.named('between'): jnp.max(4 * numbers * (1 - numbers), axis=(0, 1))}
     if self.grid:
-      cells = jnp.sum(self._by_feature(numbers) > 0.5, axis=-1).astype(jnp.float32)
+      cells = jnp.sum(self._by_feature(numbers) > 0, axis=-1).astype(jnp.float32)
       counts = {'cells': cells, 'square': jnp.square(cells)}
       moments |= {self.named(name): jnp.mean(x, axis=(0, 1)) for name, x in counts.items()}
     return moments
@@ -273,14 +291,50 @@ class Binary(Kind):
     whole: jax.Array = statistics[self.named('between')] < MIN_FRACTION
     return whole
 
+  def inputs(self, numbers: jax.Array, statistics: Any) -> list[jax.Array]:
+    return [numbers]
+
+  def _conserved(
+    self, drawn: jax.Array, probability: jax.Array, statistics: Any, noise: jax.Array
+  ) -> jax.Array:
+    """Drawn numbers [..., N] of a grid in which a feature that always was in as many cells is in as many.
+
+    Else a rare event, such as a snake that eats, would lose its head or the fruit, and what follows would be
+    a scene of which nothing is known. `probability` [..., N] is that of a 1.
+    """
+    cells, square = (statistics[self.named(name)] for name in ('cells', 'square'))
+    number = jnp.round(cells)[:, None]
+    is_constant = (square - jnp.square(cells) < MAX_SPREAD) & (number[:, 0] > 0)
+    kept, _ = occurs(self._by_feature(probability), noise[..., None], number)
+    conserved = jnp.where(is_constant[:, None], kept, self._by_feature(drawn))
+    return jnp.swapaxes(conserved, -1, -2).reshape(drawn.shape)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Binary(Counted):
+  """Numbers that are 0 or 1: Bernoulli. A prediction is the probabilities of 0 and of 1, [..., N] each.
+
+  Both, since 1 - p would round to 0 where p is almost 1; apart, since XLA's CPU is slow on axes of 2.
+  """
+
+  @property
+  def num_outputs(self) -> int:
+    return 2 * self.size
+
+  @property
+  def cell_outputs(self) -> tuple[int, ...]:
+    assert self.grid
+    return self.grid[-1], self.grid[-1]
+
+  @property
+  def description(self) -> str:
+    return '0 or 1'
+
   def read(self, flat: jax.Array) -> jax.Array:
     return flat
 
   def to_flat(self, numbers: jax.Array) -> jax.Array:
     return numbers
-
-  def inputs(self, numbers: jax.Array, statistics: Any) -> list[jax.Array]:
-    return [numbers]
 
   def predict(
     self, outputs: jax.Array, before: Before, statistics: Any
@@ -320,23 +374,116 @@ class Binary(Kind):
       drawn = self._conserved(drawn, one / (zero + one), statistics, noise)
     return jnp.where(self._is_whole(statistics), drawn, one)
 
-  def _conserved(
-    self, drawn: jax.Array, probability: jax.Array, statistics: Any, noise: jax.Array
-  ) -> jax.Array:
-    """Drawn numbers [..., N] of a grid in which a feature that always was in as many cells is in as many.
-
-    Else a rare event, such as a snake that eats, would lose its head or the fruit, and what follows would be
-    a scene of which nothing is known. `probability` [..., N] is that of a 1.
-    """
-    cells, square = (statistics[self.named(name)] for name in ('cells', 'square'))
-    number = jnp.round(cells)[:, None]
-    is_constant = (square - jnp.square(cells) < MAX_SPREAD) & (number[:, 0] > 0)
-    kept, _ = occurs(self._by_feature(probability), noise[..., None], number)
-    conserved = jnp.where(is_constant[:, None], kept, self._by_feature(drawn))
-    return jnp.swapaxes(conserved, -1, -2).reshape(drawn.shape)
-
   def wrong(self, numbers: jax.Array, others: jax.Array) -> jax.Array:
     return jnp.any(jnp.abs(numbers - others) > 0.5, axis=-1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Amounts(Counted):
+  """Numbers in [0, 1] of a grid: whether there is anything, a Bernoulli, and how much, a Cauchy.
+
+  Amounts that were always 1 are bits, as `Binary` ones. A mean over none and some would be an amount that never
+  occurs, of which networks know nothing, such as a quarter of an enemy.
+  """
+
+  @property
+  def num_outputs(self) -> int:
+    return 3 * self.size
+
+  @property
+  def cell_outputs(self) -> tuple[int, ...]:
+    assert self.grid
+    return 3 * (self.grid[-1],)
+
+  @property
+  def description(self) -> str:
+    return 'in [0, 1], none or some'
+
+  def _is_whole(self, statistics: Any) -> jax.Array:
+    """[N] bool, numbers of the features of which all amounts that were observed are 1."""
+    by_feature = self._by_feature(statistics[self.named('between')])
+    return jnp.tile(jnp.max(by_feature, axis=-1) < MIN_FRACTION, by_feature.shape[-1])
+
+  @property
+  def sources(self) -> np.ndarray:
+    if not self.player:
+      return self.indices
+    assert self.grid
+    board = np.setdiff1d(self.indices, self.player).reshape(-1, self.grid[-1] - 1)
+    return np.insert(board, self.grid[-1] - 1, self.player[0], axis=-1).reshape(-1)
+
+  def read(self, flat: jax.Array) -> jax.Array:
+    if not self.player:
+      return flat
+    assert self.grid
+    height, width, features = self.grid
+    of_board = ~np.isin(self.indices, self.player)
+    board = flat[..., of_board].reshape(*flat.shape[:-1], height, width, features - 1)
+    row, column = (flat[..., np.searchsorted(self.indices, place)] for place in self.player)
+    row, column = (observation_lib.by_level(x, n) for x, n in ((row, height), (column, width)))
+    player = jnp.round(row[..., :, None] * column[..., None, :])
+    return jnp.concatenate([board, player[..., None]], axis=-1).reshape(*flat.shape[:-1], -1)
+
+  def to_flat(self, numbers: jax.Array) -> jax.Array:
+    if not self.player:
+      return numbers
+    assert self.grid
+    by_cell = numbers.reshape(*numbers.shape[:-1], *self.grid)
+    board = by_cell[..., :-1].reshape(*numbers.shape[:-1], -1)
+    of_board = ~np.isin(self.indices, self.player)
+    flat = jnp.zeros((*numbers.shape[:-1], len(self.indices))).at[..., of_board].set(board)
+    for place, axis in zip(self.player, (-1, -2), strict=True):  # the mean where there are several
+      along = jnp.sum(by_cell[..., -1], axis=axis)
+      at = along @ jnp.linspace(0.0, 1.0, along.shape[-1])
+      at /= jnp.maximum(jnp.sum(along, axis=-1), 1.0)
+      flat = flat.at[..., np.searchsorted(self.indices, place)].set(at)
+    return flat
+
+  def predict(self, outputs: jax.Array, before: Before, statistics: Any) -> Amount:
+    gates, logits, amounts = jnp.split(outputs, 3, axis=-1)
+    copy, was = before.copies(gates), before.numbers
+    is_some = (was > 0).astype(jnp.float32)
+    amount = jnp.where(self._is_whole(statistics), 1.0, jax.nn.sigmoid(amounts))
+    return Amount(
+      none=copy * (1 - is_some) + (1 - copy) * jax.nn.sigmoid(-logits),
+      stays=copy * is_some,
+      some=(1 - copy) * jax.nn.sigmoid(logits),
+      before=was,
+      amount=amount,
+    )
+
+  def loss(self, predicted: Amount, numbers: jax.Array, statistics: Any) -> jax.Array:
+    is_same = jnp.abs(numbers - predicted.before) < SAME
+    fit = 1 / (1 + jnp.square((numbers - predicted.amount) / AMOUNT_ERROR))
+    some = jnp.where(is_same, predicted.stays, 0.0) + predicted.some * fit
+    likelihood = jnp.where(numbers > 0, some, predicted.none)
+    return -jnp.sum(jnp.log(jnp.maximum(likelihood, MIN_LIKELIHOOD)), axis=-1)
+
+  def expected(self, predicted: Amount, statistics: Any) -> jax.Array:
+    """The most likely of none, the amount before, and the predicted amount."""
+    none, stays, some, before, amount = predicted
+    return jnp.where(none > stays + some, 0.0, jnp.where(stays >= some, before, amount))
+
+  def sample(
+    self, predicted: Amount, before: jax.Array, statistics: Any, noise: jax.Array
+  ) -> jax.Array:
+    none, stays, some, _, amount = predicted
+    is_some = before > 0
+    total = none + stays + some
+    happen = lambda possible, likelihood: occurs(
+      jnp.where(possible, likelihood / total, 0.0), noise
+    )[0]
+    ends, changes, begins = happen(is_some, none), happen(is_some, some), happen(~is_some, some)
+    drawn = self._conserved(
+      jnp.where(is_some, ~ends, begins).astype(jnp.float32),
+      (stays + some) / total,
+      statistics,
+      noise,
+    )
+    return drawn * jnp.where(is_some & ~changes, before, amount)
+
+  def wrong(self, numbers: jax.Array, others: jax.Array) -> jax.Array:
+    return jnp.any(jnp.abs(numbers - others) > AMOUNT_ERROR, axis=-1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -532,8 +679,9 @@ class Numbers:
 
   so that static parts of an observation need no features. D is by `Kind`: Bernoulli for `Binary` numbers
   (bool, integers in [0, 1], bytes of an image, and numbers in [0, 1] where there are many), categorical
-  for `Levels` (integers of few values, see `observation.num_values`, and other numbers in [0, 1]), and for
-  `Real` numbers, which have no g, the change of their mean.
+  for `Levels` (integers of few values, see `observation.num_values`, and other numbers in [0, 1]), a Bernoulli
+  and a Cauchy for `Amounts` (bytes and numbers in [0, 1] of grids), and for `Real` numbers, which have no g,
+  the change of their mean.
 
   "Numbers" [..., F] are ordered by kind, and all but real ones are scaled to [0, 1]. A prediction is a tuple
   with the prediction of each kind. Each grid is a kind of its own, whose cells networks read and predict
@@ -551,7 +699,8 @@ class Numbers:
     which = functools.partial(observation_lib.which, self.spec)
     values = observation_lib.of_numbers(self.spec, observation_lib.num_values)
     # Bytes of images are binary: most of the images that are flat have few values.
-    binary = which(lambda leaf: leaf.dtype == bool or observation_lib.is_picture(leaf))
+    picture = which(observation_lib.is_picture)
+    binary = picture | which(lambda leaf: leaf.dtype == bool)
     binary |= (values == 2) & observation_lib.unit_range(self.spec)
     whole = (values > 0) & ~binary
     unit = observation_lib.unit_range(self.spec) | which(lambda leaf: hasattr(leaf, 'board_shape'))
@@ -561,6 +710,9 @@ class Numbers:
 
     def discrete(within: np.ndarray, **grid: Any) -> list[Kind]:
       fractions, bits = unit & within, binary & within
+      amounts = np.flatnonzero((unit | picture) & within)
+      if grid and len(amounts):
+        return [Amounts(amounts, **grid)]
       if fractions.sum() > observation_lib.MAX_DISCRETE_PREDICTED:
         fractions, bits = fractions & False, bits | fractions
       integers = [
@@ -579,9 +731,12 @@ class Numbers:
       end, found = begin + math.prod(leaf.shape), observation_lib.grid(leaf)
       if found and not real[begin + found.begin : end].any():
         position = np.arange(len(real))
-        within = (begin + found.begin <= position) & (position < end)
         player = found.player and (begin + found.player[0], begin + found.player[1])
-        kinds += discrete(within, grid=found.shape, player=player)
+        within = (begin + found.begin <= position) & (position < end)
+        within |= np.isin(position, player or ())
+        height, width, features = found.shape
+        shape = height, width, features + (player is not None)
+        kinds += discrete(within, grid=shape, player=player)
         outside &= ~within
       begin = end
     kinds += [*discrete(outside), Real(np.flatnonzero(real))]
@@ -605,7 +760,7 @@ class Numbers:
   @property
   def size(self) -> int:
     """F, how many numbers an observation has."""
-    return len(self._order)
+    return sum(kind.size for kind in self.kinds)
 
   @property
   def num_reals(self) -> int:
@@ -615,13 +770,13 @@ class Numbers:
   @property
   def input_size(self) -> int:
     """Width of `inputs`."""
-    read = sum((1 + kind.num_levels) * len(kind.indices) for kind in self.kinds)
+    read = sum((1 + kind.num_levels) * kind.size for kind in self.kinds)
     return read + observation_lib.view_size(self.spec)
 
   @property
   def placed_size(self) -> int:
     """Width of the first of the `inputs`, those of grids: each says what is in one place."""
-    return sum((1 + kind.num_levels) * len(kind.indices) for kind in self.grids)
+    return sum((1 + kind.num_levels) * kind.size for kind in self.grids)
 
   @property
   def num_places(self) -> int:
@@ -681,7 +836,7 @@ class Numbers:
 
   def _split(self, numbers: jax.Array) -> list[jax.Array]:
     """[..., F] by kind."""
-    ends = np.cumsum([len(kind.indices) for kind in self.kinds])[:-1]
+    ends = np.cumsum([kind.size for kind in self.kinds])[:-1]
     return jnp.split(numbers, ends, axis=-1) if self.kinds else []
 
   def _joined(self, like: jax.Array, parts: list[jax.Array]) -> jax.Array:
@@ -714,22 +869,12 @@ class Numbers:
     return self._joined(numbers, [part.astype(numbers.dtype) for part in parts])
 
   def cells(self, numbers: jax.Array, statistics: Any) -> list[jax.Array]:
-    """Each grid by its cells, [..., H, W, inputs of a cell] float32, from numbers [..., F].
-
-    The last input of a cell is 1 at the player's, where the grid does not tell it by itself.
-    """
+    """Each grid by its cells, [..., H, W, inputs of a cell] float32, from numbers [..., F]."""
     found = []
     for kind, part in zip(self.kinds, self._split(numbers), strict=True):
       if kind.grid:
-        height, width, _ = kind.grid
         inputs = kind.inputs(part.astype(jnp.float32), statistics)
-        by_cell = [x.reshape(*x.shape[:-1], height, width, -1) for x in inputs]
-        if kind.player:
-          row, column = jnp.moveaxis(self.pick(numbers, np.array(kind.player)), -1, 0)
-          row, column = (
-            observation_lib.by_level(x, n) for x, n in ((row, height), (column, width))
-          )
-          by_cell.append((row[..., :, None] * column[..., None, :])[..., None])
+        by_cell = [x.reshape(*x.shape[:-1], *kind.grid[:2], -1) for x in inputs]
         found.append(jnp.concatenate(by_cell, axis=-1))
     return found
 

@@ -11,6 +11,7 @@ from dm_env import specs
 
 from hephaestus.actors.environments import environment
 from hephaestus.agents import networks
+from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import dream, modules, rssm
 from hephaestus.agents.dreamer import numbers as numbers_lib
 
@@ -46,7 +47,7 @@ def test_leaf_of_few_cells_with_features_is_a_grid(spec, grids):
     assert sum('by cell' in str(ways) for ways in numbers.descriptions().values()) == len(grids)
 
 
-def test_board_after_other_numbers_is_read_by_cells_which_know_the_player():
+def test_board_after_other_numbers_is_read_by_cells_one_of_which_has_the_player():
   spec = environment.BoardSpec((3 + 3 * 4 * 2,), np.float32, (3, 4, 2), player=(2, 0))
   numbers = numbers_lib.Numbers({'a': grid(2), 'b': spec})
   board = np.zeros((3, 4, 2), np.float32)
@@ -58,12 +59,16 @@ def test_board_after_other_numbers_is_read_by_cells_which_know_the_player():
   }
   read = numbers.read(values)
   (cells,) = numbers.cells(read, numbers.initial_statistics())
-  np.testing.assert_allclose(cells[..., :-1].reshape(3, 4, -1)[..., :2], board)
+  np.testing.assert_allclose(cells[..., :-1], board)
   player = np.zeros((3, 4))
   player[1, 3] = 1
-  np.testing.assert_allclose(cells[..., -1], player, atol=1e-6)
+  np.testing.assert_array_equal(cells[..., -1], player)
   (kind,) = numbers.grids
+  assert kind.grid == (3, 4, 3) and numbers.size == len(read) == 2 + 1 + 3 * 4 * 3
   assert cells.shape[-1] == kind.cell_inputs and numbers.num_places == 3 * kind.cell_inputs
+  assert sorted(set(kind.sources)) == [*range(4, 2 + 27)]  # the row's number stands for both
+  again = observation_lib.to_observation(numbers.to_flat(read), [], numbers.spec)
+  jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), again, values)
 
 
 NUMBERS = numbers_lib.Numbers(
@@ -232,6 +237,54 @@ def test_feature_that_always_was_in_as_many_cells_is_drawn_in_as_many():
   np.testing.assert_allclose(drawn[:, 4, 1].mean(), 0.2 / 1.1, atol=0.02)
   np.testing.assert_array_equal(drawn[..., 2], free[..., 2])
   assert 0 in free[..., 0].sum(axis=1)  # as without the statistics
+
+
+# Features with amounts.
+
+
+def test_sampled_amount_is_none_or_one_that_was_predicted():
+  """A board of 12 cells with health, 1/3 to 1: it stays, falls, goes on to another cell, and may appear."""
+  spec = environment.BoardSpec((3 * 4 * 2,), np.float32, (3, 4, 2))
+  numbers = numbers_lib.Numbers(spec)
+  (kind,) = numbers.kinds
+  assert isinstance(kind, numbers_lib.Amounts) and kind.num_outputs == numbers.num_outputs == 72
+  seen = np.zeros((2, 5, 12, 2), np.float32)
+  seen[:, ::2, 0] = 1 / 3, 1
+  statistics = kind.moments(jnp.asarray(seen.reshape(2, 5, 24)))
+  before = np.zeros((12, 2), np.float32)
+  before[:4, 0], before[0, 1] = (1 / 3, 2 / 3, 1, 2 / 3), 1
+  gate, logit, amount = (np.full((12, 2), x, np.float32) for x in (9.0, 0.0, 0.0))
+  gate[[1, 2, 7, 8], 0], logit[[1, 2], 0], amount[1, 0] = (
+    -20,
+    (20, -20),
+    np.log(0.5),
+  )  # 2 / 3 to 1 / 3; ends
+  logit[[7, 8], 0], amount[[7, 8], 0] = (np.log(0.6 / 0.4), -20), 20  # appears in 0.6
+  gate[5, 1], logit[5, 1], amount[5, 1] = -20, 20, -20  # an amount that always was 1
+  outputs = np.concatenate([x.reshape(-1) for x in (gate, logit, amount)])[None]
+  follows = np.ones(1, bool)
+  predicted = numbers.predict(outputs, before.reshape(1, 24), follows, statistics, max_copy=1.0)
+  draw = jax.jit(
+    jax.vmap(functools.partial(numbers.sample, predicted, before.reshape(1, 24), statistics))
+  )
+  noise = np.linspace(0.001, 0.999, 200, dtype=np.float32)[:, None]
+  drawn = np.asarray(draw(noise)).reshape(200, 12, 2)
+  health, appeared = drawn[..., 0], drawn[:, 7, 0] > 0
+  np.testing.assert_allclose(health[:, [0, 1, 2, 3]], [[1 / 3, 1 / 3, 0, 2 / 3]] * 200, atol=1e-4)
+  np.testing.assert_allclose(np.mean(appeared), 0.6, atol=0.01)
+  np.testing.assert_allclose(drawn[appeared, 7, 0], 1, atol=1e-4)
+  assert not drawn[~appeared, 7].any() and not health[:, [4, 5, 6, 8, 9, 10, 11]].any()
+  np.testing.assert_array_equal(np.flatnonzero(drawn[0, :, 1]), [0, 5])
+  assert drawn[0, 5, 1] == 1
+
+  loss = lambda of: float(numbers.loss(predicted, of.reshape(1, 24), statistics)[0][0])
+  likely = before.copy()
+  likely[1:3, 0], likely[5, 1] = (1 / 3, 0), 1
+  np.testing.assert_allclose(loss(likely), -np.log(0.4), atol=0.01)
+  for cell, value, least in ((7, 1, -0.41), (7, 0.5, 2), (0, 0.5, 2), (2, 1, 9)):
+    other = likely.copy()
+    other[cell, 0] = value
+    assert loss(other) > loss(likely) + least
 
 
 # The world model.

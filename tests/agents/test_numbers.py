@@ -174,10 +174,12 @@ def test_to_flat_inverts_read():
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4), again, draw)
 
 
-def test_bytes_of_an_image_are_binary_numbers():
-  spec = specs.Array((8, 9, 3), np.uint8)
+@pytest.mark.parametrize(('side', 'outputs'), [(8, 3), (32, 2)])
+def test_bytes_of_an_image_are_amounts_of_few_cells_or_binary_numbers(side, outputs):
+  spec = specs.Array((side, 9, 3), np.uint8)
   numbers = numbers_lib.Numbers(spec)
-  assert (numbers.size, numbers.num_reals, numbers.num_outputs) == (216, 0, 2 * 216)
+  size = side * 9 * 3
+  assert (numbers.size, numbers.num_reals, numbers.num_outputs) == (size, 0, outputs * size)
   image = np.random.default_rng(0).integers(0, 256, (2, *spec.shape)).astype(np.uint8)
 
   @jax.jit
