@@ -136,19 +136,21 @@ def occurs(
     probability: [..., N] float32.
     noise: [..., 1] float32, uniform in [0, 1).
     number: [..., 1] float32, how many events are known to occur; then the probabilities of those that are
-      uncertain are scaled, so that in all they are as many as are left. None where it is not known.
+      uncertain are scaled, so that in all they are as many as are left; of rare ones, too, where else there
+      are too few. None where it is not known.
 
   Returns:
     [..., N] bool; and where an event occurs a number uniform in [0, 1), [..., N] float32.
   """
-  is_rare = probability <= OPEN
+  is_rare, is_sure = probability <= OPEN, probability >= 1 - OPEN
   least = 0.5 if number is None else OPEN_WITH_NUMBER
-  is_likely_one = kernels.total(jnp.where(is_rare, probability, 0.0))[..., None] >= least
-  is_open = (probability < 1 - OPEN) & (~is_rare | is_likely_one)
+  opens = kernels.total(jnp.where(is_rare, probability, 0.0))[..., None] >= least
+  if number is not None:
+    left = jnp.maximum(number - jnp.sum(is_sure, axis=-1, keepdims=True), 0.0)
+    opens |= jnp.sum(~is_rare & ~is_sure, axis=-1, keepdims=True) < left
+  is_open = ~is_sure & (~is_rare | opens)
   length = jnp.where(is_open, probability, 0.0)
   if number is not None:
-    is_sure = probability >= 1 - OPEN
-    left = jnp.maximum(number - jnp.sum(is_sure, axis=-1, keepdims=True), 0.0)
     total = jnp.maximum(kernels.total(length)[..., None], MIN_LIKELIHOOD)
     length = jnp.minimum(length * left / total, 1.0)
     probability = jnp.where(is_sure, 1.0, length)

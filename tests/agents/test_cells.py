@@ -239,6 +239,16 @@ def test_feature_that_always_was_in_as_many_cells_is_drawn_in_as_many():
   assert 0 in free[..., 0].sum(axis=1)  # as without the statistics
 
 
+def test_as_many_events_occur_as_are_known_to_where_all_are_rare():
+  probability = np.tile(np.float32([1e-4, 3e-4, 0, 0.995]), (400, 1))
+  noise = np.linspace(0.001, 0.999, 400, dtype=np.float32)[:, None]
+  draw = jax.jit(lambda number: numbers_lib.occurs(probability, noise, number)[0])
+  two, one = (np.asarray(draw(np.float32([[number]]))) for number in (2, 1))
+  np.testing.assert_array_equal(two.sum(axis=1), 2)
+  np.testing.assert_allclose(two.mean(axis=0), [0.25, 0.75, 0, 1], atol=0.01)
+  np.testing.assert_array_equal(one, [[False, False, False, True]] * 400)
+
+
 # Features with amounts.
 
 
