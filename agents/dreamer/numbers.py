@@ -166,7 +166,7 @@ class Kind(abc.ABC):
   A prediction is what `predict` returns. Statistics are the running ones of `initial_statistics`.
 
   Attributes:
-    indices: [N] int, positions of the numbers in a flat observation; with a `player` of them and of its two.
+    indices: int, positions in a flat observation of what they are read from, N; with a `player` also of its two.
     grid: (H, W, C) where they are the features of the cells of one grid, row by row; else None.
     player: positions in a flat observation of two numbers that tell the player's cell of the grid, by row and
       column, each divided by the largest; or None. In their place the last feature of a cell is 1 at the player's.

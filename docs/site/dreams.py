@@ -2,7 +2,7 @@
 
   python docs/site/dreams.py RUNS    trains what is missing in the folder RUNS, then draws
 
-Each run takes some minutes of two cores. Needs the extra `envs`.
+Each run takes some minutes to half an hour of a core. Needs the extra `envs`.
 """
 
 import argparse
@@ -45,8 +45,8 @@ class Task(NamedTuple):
 
 TASKS = {
   'breakout': Task('MinAtar Breakout', 'gymnax/Breakout-MinAtar', 5_000, {}),
-  'grid_world': Task('grid world', 'grid_world', 5_000, {}),
-  'deep_sea': Task('DeepSea', 'gymnax/DeepSea-bsuite', 4_500, {'environment.size': 8}),
+  'snake': Task('Snake', 'jumanji/Snake-v1', 14_384, {}),
+  'hackmatrix': Task('HackMatrix', 'hackmatrix', 14_384, {}),
   'cartpole': Task('CartPole', 'gymnax/CartPole-v1', 6_000, {}),
 }
 
@@ -74,7 +74,20 @@ def cart(observation: np.ndarray) -> np.ndarray:
   return np.asarray(image)
 
 
-DRAWINGS = {'cartpole': cart, 'breakout': planes, 'deep_sea': planes}
+def board(observation: dict[str, np.ndarray]) -> np.ndarray:
+  """Draws HackMatrix: blocks white, announced enemies orange, the player blue, the exit green, enemies red."""
+  numbers, cells = np.split(np.asarray(observation['features'], np.float32), [33])
+  cells, player = cells.reshape(6, 6, 42), np.zeros((6, 6))
+  player[tuple(np.rint(5 * numbers[:2]).astype(int).clip(0, 5))] = 1
+  blocks, exit_, enemies = cells[..., 7:10].max(-1), cells[..., 40], cells[..., :4].max(-1)
+  return planes(
+    np.stack([blocks / 2, cells[..., 36], player, exit_ * (1 - player), enemies], axis=-1)
+  )
+
+
+DRAWINGS = {
+  'cartpole': cart, 'breakout': planes, 'snake': lambda x: planes(x['grid']), 'hackmatrix': board,
+}  # fmt: skip
 
 
 def drawn(environment: Any, drawing: Callable[[np.ndarray], np.ndarray]) -> Any:
