@@ -44,7 +44,7 @@ class Task(NamedTuple):
 
 
 TASKS = {
-  'breakout': Task('MinAtar Breakout', 'gymnax/Breakout-MinAtar', 5_000, {}),
+  'deep_sea': Task('DeepSea', 'gymnax/DeepSea-bsuite', 4_500, {'environment.size': 8}),
   'snake': Task('Snake', 'jumanji/Snake-v1', 14_384, {}),
   'hackmatrix': Task('HackMatrix', 'hackmatrix', 14_384, {}),
   'cartpole': Task('CartPole', 'gymnax/CartPole-v1', 6_000, {}),
@@ -86,7 +86,7 @@ def board(observation: dict[str, np.ndarray]) -> np.ndarray:
 
 
 DRAWINGS = {
-  'cartpole': cart, 'breakout': planes, 'snake': lambda x: planes(x['grid']), 'hackmatrix': board,
+  'cartpole': cart, 'deep_sea': planes, 'snake': lambda x: planes(x['grid']), 'hackmatrix': board,
 }  # fmt: skip
 
 
