@@ -39,9 +39,9 @@ def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.Ti
   """Makes an environment of jumanji; an observation is a flat dict of the fields of jumanji's observation.
 
   Positions in the cells of the only matrix of bits, as in Maze, become planes of it, [H, W, C] bool, which
-  agents read cell by cell. Several discrete choices become one choice among all combinations, and so does their mask. Jumanji
-  does not distinguish its time limit from termination, so its limit is disabled and replaced by
-  `wrappers.TimeLimit`, by default of as many steps, or 1000 where it has none.
+  agents read cell by cell. Several discrete choices become one choice among all combinations, and so does
+  their mask. Jumanji does not distinguish its time limit from termination, so its limit is disabled and
+  replaced by `wrappers.TimeLimit`, by default of as many steps, or 1000 where it has none.
 
   Raises:
     ValueError: its actions are not discrete, are of several agents, or have more than `MAX_CHOICES`

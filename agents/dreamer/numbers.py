@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -166,7 +166,7 @@ class Kind(abc.ABC):
   A prediction is what `predict` returns. Statistics are the running ones of `initial_statistics`.
 
   Attributes:
-    indices: int, positions in a flat observation of what they are read from, N; with a `player` also of its two.
+    indices: [N] int, positions in a flat observation, ascending; with a `player` those of the board and its two.
     grid: (H, W, C) where they are the features of the cells of one grid, row by row; else None.
     player: positions in a flat observation of two numbers that tell the player's cell of the grid, by row and
       column, each divided by the largest; or None. In their place the last feature of a cell is 1 at the player's.
@@ -263,6 +263,17 @@ class Kind(abc.ABC):
 class Counted(Kind):
   """Numbers in [0, 1] of which 0 is nothing. Of a grid, the cells that have something are counted by feature."""
 
+  num_parts: ClassVar[int]  # outputs of a number
+
+  @property
+  def num_outputs(self) -> int:
+    return self.num_parts * self.size
+
+  @property
+  def cell_outputs(self) -> tuple[int, ...]:
+    assert self.grid
+    return self.num_parts * (self.grid[-1],)
+
   def initial_statistics(self) -> dict[str, jax.Array]:
     """`between` [N]: the largest 4 x (1 - x) in a batch, 0 where a number only is 0 or 1.
 
@@ -319,14 +330,7 @@ class Binary(Counted):
   Both, since 1 - p would round to 0 where p is almost 1; apart, since XLA's CPU is slow on axes of 2.
   """
 
-  @property
-  def num_outputs(self) -> int:
-    return 2 * self.size
-
-  @property
-  def cell_outputs(self) -> tuple[int, ...]:
-    assert self.grid
-    return self.grid[-1], self.grid[-1]
+  num_parts: ClassVar[int] = 2
 
   @property
   def description(self) -> str:
@@ -388,14 +392,7 @@ class Amounts(Counted):
   occurs, of which networks know nothing, such as a quarter of an enemy.
   """
 
-  @property
-  def num_outputs(self) -> int:
-    return 3 * self.size
-
-  @property
-  def cell_outputs(self) -> tuple[int, ...]:
-    assert self.grid
-    return 3 * (self.grid[-1],)
+  num_parts: ClassVar[int] = 3
 
   @property
   def description(self) -> str:

@@ -253,7 +253,7 @@ def test_as_many_events_occur_as_are_known_to_where_all_are_rare():
 
 
 def test_sampled_amount_is_none_or_one_that_was_predicted():
-  """A board of 12 cells with health, 1/3 to 1: it stays, falls, goes on to another cell, and may appear."""
+  """A board of 12 cells with health, 1/3 to 1: it stays, falls, ends, and may appear."""
   spec = environment.BoardSpec((3 * 4 * 2,), np.float32, (3, 4, 2))
   numbers = numbers_lib.Numbers(spec)
   (kind,) = numbers.kinds
@@ -264,11 +264,8 @@ def test_sampled_amount_is_none_or_one_that_was_predicted():
   before = np.zeros((12, 2), np.float32)
   before[:4, 0], before[0, 1] = (1 / 3, 2 / 3, 1, 2 / 3), 1
   gate, logit, amount = (np.full((12, 2), x, np.float32) for x in (9.0, 0.0, 0.0))
-  gate[[1, 2, 7, 8], 0], logit[[1, 2], 0], amount[1, 0] = (
-    -20,
-    (20, -20),
-    np.log(0.5),
-  )  # 2 / 3 to 1 / 3; ends
+  gate[[1, 2, 7, 8], 0] = -20
+  logit[[1, 2], 0], amount[1, 0] = (20, -20), np.log(0.5)  # falls from 2 / 3 to 1 / 3; ends
   logit[[7, 8], 0], amount[[7, 8], 0] = (np.log(0.6 / 0.4), -20), 20  # appears in 0.6
   gate[5, 1], logit[5, 1], amount[5, 1] = -20, 20, -20  # an amount that always was 1
   outputs = np.concatenate([x.reshape(-1) for x in (gate, logit, amount)])[None]
