@@ -54,7 +54,7 @@ class Features(NamedTuple):
     transition: [..., C + R], action and embedded numbers of the step before, and what was recalled there.
     recalled: [..., R], what a memory recalls at the step, see `sockets.Memory`.
     cells: [..., V], a vector of each grid, see `networks.Pool`.
-    changed: [..., V], the same of its cells before and after the transition.
+    changed: [..., V], the same of its cells before and after the transition, of those that it changed.
     places: [..., P'], where what a grid holds is, see `numbers.places`; only actor and critic read it.
   """
 
@@ -73,7 +73,7 @@ class Inputs(NamedTuple):
   Attributes:
     numbers: [..., I + P], as of `Features`.
     vectors: [..., V], `cells` of `Features`.
-    cells: for each grid [..., M, D], features of its M cells.
+    cells: for each grid [..., M, D], its M cells as `networks.Cells` gives them.
     places: [..., P'], as of `Features`.
   """
 
@@ -260,8 +260,8 @@ class Networks:
       outputs = sum(kind.cell_outputs)
       own = {
         CELLS: networks.Cells(self.cell_size, dtype=config.dtype),
-        POOL: pool(),
-        CHANGED: pool(),
+        POOL: pool(kind.cell_inputs),
+        CHANGED: pool(kind.cell_inputs),
         CELL_DECODER: networks.CellDecoder(self.cell_size, outputs, dtype=config.dtype),
       }
       modules |= {f'{name}_{number}': module for name, module in own.items()}
@@ -288,7 +288,7 @@ class Networks:
     for number, kind in enumerate(self.numbers.grids):
       assert kind.grid
       height, width, _ = kind.grid
-      cells = zeros(height * width, self.cell_size)
+      cells = zeros(height * width, self.cell_size + kind.cell_inputs)
       inputs |= {
         f'{CELLS}_{number}': (zeros(height, width, kind.cell_inputs),),
         f'{POOL}_{number}': (cells,),

@@ -38,9 +38,6 @@ MAX_SPREAD = 0.01
 AMOUNT_ERROR = 0.1
 """Error of an amount in a grid at which its likelihood is one half; a larger one is wrong: see `Amounts`."""
 
-SAME = 0.005
-"""Largest difference of amounts that are the same but for rounding to bfloat16."""
-
 NUM_PROJECTIONS = 32
 """Random directions along which an ensemble predicts the change of the numbers."""
 
@@ -308,17 +305,28 @@ class Counted(Kind):
     return [numbers]
 
   def _conserved(
-    self, drawn: jax.Array, probability: jax.Array, statistics: Any, noise: jax.Array
+    self,
+    drawn: jax.Array,
+    before: jax.Array,
+    probability: jax.Array,
+    statistics: Any,
+    noise: jax.Array,
   ) -> jax.Array:
     """Drawn numbers [..., N] of a grid in which a feature that always was in as many cells is in as many.
 
     Else a rare event, such as a snake that eats, would lose its head or the fruit, and what follows would be
-    a scene of which nothing is known. `probability` [..., N] is that of a 1.
+    a scene of which nothing is known. `probability` [..., N] is that of a 1. Where it is too little in all, the
+    rest appears where nothing was `before`: that a fruit is eaten is learned sooner than where the next one is.
     """
     cells, square = (statistics[self.named(name)] for name in ('cells', 'square'))
     number = jnp.round(cells)[:, None]
     is_constant = (square - jnp.square(cells) < MAX_SPREAD) & (number[:, 0] > 0)
-    kept, _ = occurs(self._by_feature(probability), noise[..., None], number)
+    likely = self._by_feature(probability)
+    new = jnp.where(self._by_feature(before) > 0, 0.0, likely)
+    total = lambda x: jnp.maximum(kernels.total(x)[..., None], MIN_LIKELIHOOD)
+    missing = jnp.maximum(number - total(likely), 0.0)
+    likely = jnp.minimum(likely + new * missing / total(new), 1.0)
+    kept, _ = occurs(likely, noise[..., None], number)
     conserved = jnp.where(is_constant[:, None], kept, self._by_feature(drawn))
     return jnp.swapaxes(conserved, -1, -2).reshape(drawn.shape)
 
@@ -377,7 +385,7 @@ class Binary(Counted):
     begins, _ = occurs(begins, noise)
     drawn = ((was_one & ~ends) | begins).astype(jnp.float32)
     if self.grid:
-      drawn = self._conserved(drawn, one / (zero + one), statistics, noise)
+      drawn = self._conserved(drawn, before, one / (zero + one), statistics, noise)
     return jnp.where(self._is_whole(statistics), drawn, one)
 
   def wrong(self, numbers: jax.Array, others: jax.Array) -> jax.Array:
@@ -452,7 +460,7 @@ class Amounts(Counted):
     )
 
   def loss(self, predicted: Amount, numbers: jax.Array, statistics: Any) -> jax.Array:
-    is_same = jnp.abs(numbers - predicted.before) < SAME
+    is_same = jnp.abs(numbers - predicted.before) < networks.SAME
     fit = 1 / (1 + jnp.square((numbers - predicted.amount) / AMOUNT_ERROR))
     some = jnp.where(is_same, predicted.stays, 0.0) + predicted.some * fit
     likelihood = jnp.where(numbers > 0, some, predicted.none)
@@ -475,6 +483,7 @@ class Amounts(Counted):
     ends, changes, begins = happen(is_some, none), happen(is_some, some), happen(~is_some, some)
     drawn = self._conserved(
       jnp.where(is_some, ~ends, begins).astype(jnp.float32),
+      before,
       (stays + some) / total,
       statistics,
       noise,

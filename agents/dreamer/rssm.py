@@ -263,13 +263,7 @@ class RSSM:
     if self.networks.numbers.size:
       outputs = self.networks.apply(params, 'decoder', inputs).astype(jnp.float32)
     if cells:
-      action = previous[..., : self.networks.actions.size]
-      names = self.networks.of_grids(modules.CELL_DECODER)
-      of_cells = [
-        self.networks.apply(params, name, x, inputs, action)
-        for name, x in zip(names, cells, strict=True)
-      ]
-      outputs += self.networks.numbers.of_cells(of_cells)
+      outputs += self.decoded_cells(params, inputs, previous, cells)
     if latent.percept is not None:
       images = [self.paint(params, latent)[0]]
     elif self.networks.cnn_specs:
@@ -278,6 +272,16 @@ class RSSM:
       parts = jnp.split(pixels, np.cumsum([np.prod(shape) for shape in shapes])[:-1], axis=-1)
       images = [x.reshape(*x.shape[:-1], *shape) for x, shape in zip(parts, shapes, strict=True)]
     return outputs, images
+
+  def decoded_cells(
+    self, params: Tree, belief: jax.Array, previous: jax.Array, cells: tuple[jax.Array, ...]
+  ) -> jax.Array:
+    """The part of `decoder`'s outputs that is from the cells of the step before, [..., outputs] float32."""
+    action = previous[..., : self.networks.actions.size]
+    names = self.networks.of_grids(modules.CELL_DECODER)
+    each = zip(names, cells, strict=True)
+    found = [self.networks.apply(params, name, x, belief, action) for name, x in each]
+    return self.networks.numbers.of_cells(found)
 
   def paint(self, params: Tree, latent: Latent) -> tuple[jax.Array, jax.Array]:
     """The image and the masks of the latent's percept, which there must be; see `Perception.paint`."""

@@ -230,7 +230,8 @@ class WorldModel:
     The heads learn from two readings of each step: all its features, and those of its observation alone, as
     if h and the transition had been dropped out. With all features only, they would know the few rewarded
     steps of replay by their h, and not recognise another one. With grids the decoder learns from two, too:
-    with h and z, and without, since the posterior's z would tell it what follows. And the heads then also
+    of all that it reads, and of a cell's surroundings and the action only, else the posterior's z would tell it what
+    follows, and what it knows of whole observations would hide what is the same in all cells. And the heads then also
     learn from steps that are imagined from real ones, see `_imagined`.
 
     Args:
@@ -320,7 +321,7 @@ class WorldModel:
   ) -> tuple[jax.Array, Tree, jax.Array]:
     """Loss [T, B] of decoded observations, moments of numbers (see `averages`), and decoded numbers.
 
-    With grids it is the sum of two, by all of the belief and without h and z.
+    With grids it is the sum of two: of all that the decoder reads, and of its cells and the action only.
     """
     numbers, codec = self.networks.numbers, self.networks.codec
     latent, observed = posterior.latent, posterior.latent.numbers
@@ -331,11 +332,8 @@ class WorldModel:
     predicted = predict(outputs)
     loss, error = numbers.loss(predicted, observed, statistics)
     if posterior.cells:
-      blind = latent._replace(
-        deterministic=jnp.zeros_like(latent.deterministic),
-        stochastic=jnp.zeros_like(latent.stochastic),
-      )
-      outputs, _ = self.rssm.decoder(params, blind, posterior.previous, posterior.cells)
+      nothing = jnp.zeros_like(self.rssm.decoder_inputs(latent, posterior.previous))
+      outputs = self.rssm.decoded_cells(params, nothing, posterior.previous, posterior.cells)
       loss += numbers.loss(predict(outputs), observed, statistics)[0]
     if self.networks.cnn_specs:
       _, *images = codec.encode(sequence.observation)

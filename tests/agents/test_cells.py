@@ -103,11 +103,29 @@ def test_features_of_a_cell_are_of_its_surroundings_wherever_it_is():
   module = networks.Cells(8)
   world = np.random.default_rng(0).uniform(size=(9, 9, 3)).astype(np.float32)
   params = module.init(jax.random.key(0), world)
-  of = jax.jit(lambda x: module.apply(params, x).reshape(9, 9, 8))
+  of = jax.jit(lambda x: module.apply(params, x).reshape(9, 9, 8 + 3))
   found, shifted = of(world), of(np.roll(world, (1, 2), (0, 1)))
   inside = slice(2, -4)  # 5 x 5 cells are seen
   np.testing.assert_allclose(found[inside, inside], shifted[3:-3, 4:-2], rtol=1e-4, atol=1e-5)
-  assert np.abs(found[0] - found[4]).max() > 0.01
+  assert np.abs(found[0] - found[4])[:, :8].max() > 0.01
+  np.testing.assert_array_equal(found[..., 8:], world)
+
+
+def test_vector_of_a_transition_is_of_the_cells_that_it_changed():
+  rng = np.random.default_rng(0)
+  changed = rng.normal(size=(2, 3, 6)).astype(np.float32)  # before and after
+  stays = np.tile(rng.normal(size=(40, 6)).astype(np.float32), (2, 1, 1))
+  stays[1, :, :4] += 1  # features of what is around
+  pool = networks.Pool(10, contents=2)
+  params = pool.init(jax.random.key(0), *changed)
+  of = lambda stays: np.asarray(pool.apply(params, *np.concatenate([changed, stays], axis=1)))
+  np.testing.assert_allclose(of(stays[:, :2]), of(stays), rtol=1e-5)
+  nothing = np.asarray(pool.apply(params, *stays))
+  np.testing.assert_array_equal(nothing[:5], 0)
+  assert np.ptp(nothing[5:]) == 0
+  at_a_step = lambda x: np.asarray(pool.apply({'params': {'Dense_0': own}}, x))
+  own = jax.tree.map(lambda x: x[:6] if x.ndim > 1 else x, params['params']['Dense_0'])
+  assert np.abs(at_a_step(stays[0]) - at_a_step(stays[0, :2])).max() > 0.01
 
 
 def test_a_move_is_predicted_where_it_was_never_seen():
@@ -130,7 +148,7 @@ def test_a_move_is_predicted_where_it_was_never_seen():
     return jnp.sum(optax.sigmoid_binary_cross_entropy(logits(params), after)[is_left])
 
   keys = jax.random.split(jax.random.key(0))
-  features = np.zeros((1, 64, 16), np.float32)
+  features = np.zeros((1, 64, 16 + 1), np.float32)
   params = {
     'cells': cells.init(keys[0], before[:1])['params'],
     'decoder': decoder.init(keys[1], features, actions[:1], actions[:1])['params'],
@@ -232,7 +250,7 @@ def test_feature_that_always_was_in_as_many_cells_is_drawn_in_as_many():
   np.testing.assert_array_equal(drawn[..., [0, 3]].sum(axis=1), 1)
   np.testing.assert_array_equal(drawn[..., 1].sum(axis=1), 2)
   assert drawn[:, 3, 1].all()
-  np.testing.assert_allclose(drawn[:, 3, 3].mean(), 0.45 / (0.45 + 19 * 0.008), atol=0.02)
+  np.testing.assert_allclose(drawn[:, 3, 3].mean(), 0.45, atol=0.02)
   np.testing.assert_allclose(drawn[:, [13, 17, 19], 0].mean(axis=0), [0.75, 0.17, 0.08], atol=0.02)
   np.testing.assert_allclose(drawn[:, 4, 1].mean(), 0.2 / 1.1, atol=0.02)
   np.testing.assert_array_equal(drawn[..., 2], free[..., 2])
