@@ -249,7 +249,7 @@ class Pool(nn.Module):
     counts = jnp.any(jnp.abs(after - before) > SAME, axis=-1, keepdims=True) | (len(cells) == 1)
     mean = jnp.sum(x, axis=-2, where=counts) / jnp.maximum(jnp.sum(counts, axis=-2), 1)
     most = jnp.max(x, axis=-2, where=counts, initial=-0.28)  # less than any silu
-    return jnp.concatenate([mean.astype(self.dtype), most], axis=-1)
+    return jnp.concatenate([mean, most], axis=-1)
 
 
 LOGIT_RATE = 4
