@@ -9,6 +9,7 @@ from typing import Any
 
 from hephaestus.launch.run import request as request_lib
 from hephaestus.launch.run import validation
+from hephaestus.learner import process
 
 
 def add(commands: Any) -> None:
@@ -75,6 +76,7 @@ def _train(arguments: argparse.Namespace) -> int:
   # Imports and tracing make millions of objects that stay: with Python's threshold of 700, collections
   # take up to a third of their time.
   gc.set_threshold(100_000, 20, 20)
+  process.prepare()  # before the environment's module, which may make arrays
   return begin(request, request_lib.make_config(request))
 
 

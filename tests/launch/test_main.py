@@ -16,7 +16,7 @@ from hephaestus.launch import config, main, user_errors
 from hephaestus.launch.agents import dreamer, presets
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.run import flags, parts, preflight, request
-from hephaestus.learner import checkpoint
+from hephaestus.learner import checkpoint, process
 
 HEPHAESTUS = pathlib.Path(sys.executable).parent / 'hephaestus'
 
@@ -194,6 +194,16 @@ def test_mistake_in_own_environment_is_one_line_that_names_its_place(
   assert run('train', '--run', folder, '--env', f'{path.stem}:{name}') == 2
   message = capsys.readouterr().err
   assert words.replace('FILE', str(path)) in message and message.count('\n') == 1
+
+
+def test_process_is_set_up_before_an_own_environment_may_start_jax(tmp_path, folder, monkeypatch):
+  path = tmp_path / 'own_early.py'
+  seen = "pathlib.Path(__file__).with_suffix('.flags').write_text(os.environ.get('XLA_FLAGS', ''))"
+  path.write_text(f'import os, pathlib\n{seen}\n')
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.delenv('XLA_FLAGS', raising=False)
+  assert run('train', '--run', folder, '--env', 'own_early:Missing') == 2
+  assert process.AUTOTUNING in path.with_suffix('.flags').read_text()
 
 
 def test_error_of_ours_keeps_its_traceback(folder, monkeypatch):
