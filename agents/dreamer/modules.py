@@ -55,7 +55,8 @@ class Features(NamedTuple):
     recalled: [..., R], what a memory recalls at the step, see `sockets.Memory`.
     cells: [..., V], a vector of each grid, see `networks.Pool`.
     changed: [..., V], the same of its cells before and after the transition, of those that it changed.
-    places: [..., P'], where what a grid holds is, see `numbers.places`; only actor and critic read it.
+    places: [..., P'], where what a grid holds is, see `numbers.places`, and what is around it, see
+      `numbers.surroundings`; only actor and critic read it.
   """
 
   state: jax.Array
@@ -199,6 +200,11 @@ class Networks:
     return self.pool_size * len(self.numbers.grids)
 
   @property
+  def places_size(self) -> int:
+    """P', width of `Features.places`."""
+    return sum((3 + self.cell_size) * kind.cell_inputs for kind in self.numbers.grids)
+
+  @property
   def encoded_size(self) -> int:
     """Width of an encoded observation: its embedded numbers and percept, and the features of CNNs."""
     return self.embedding_size + self.config.hidden_size * len(self.cnn_specs)
@@ -229,7 +235,7 @@ class Networks:
       recalled=jnp.zeros((*axes, self.recalled_size), self.config.dtype),
       cells=jnp.zeros((*axes, self.vector_size), self.config.dtype),
       changed=jnp.zeros((*axes, self.vector_size), self.config.dtype),
-      places=jnp.zeros((*axes, self.numbers.num_places), self.config.dtype),
+      places=jnp.zeros((*axes, self.places_size), self.config.dtype),
     )
 
   @functools.cached_property
@@ -258,10 +264,11 @@ class Networks:
     pool = functools.partial(networks.Pool, self.pool_size, dtype=config.dtype)
     for number, kind in enumerate(self.numbers.grids):
       outputs = sum(kind.cell_outputs)
+      assert kind.grid
       own = {
         CELLS: networks.Cells(self.cell_size, dtype=config.dtype),
-        POOL: pool(kind.cell_inputs),
-        CHANGED: pool(kind.cell_inputs),
+        POOL: pool(kind.grid[:2], kind.cell_inputs, reads_places=True),
+        CHANGED: pool(kind.grid[:2], kind.cell_inputs),
         CELL_DECODER: networks.CellDecoder(self.cell_size, outputs, dtype=config.dtype),
       }
       modules |= {f'{name}_{number}': module for name, module in own.items()}
@@ -291,7 +298,7 @@ class Networks:
       cells = zeros(height * width, self.cell_size + kind.cell_inputs)
       inputs |= {
         f'{CELLS}_{number}': (zeros(height, width, kind.cell_inputs),),
-        f'{POOL}_{number}': (cells,),
+        f'{POOL}_{number}': (cells, zeros(3 * kind.cell_inputs)),
         f'{CHANGED}_{number}': (cells, cells),
         f'{CELL_DECODER}_{number}': (cells, belief, zeros(self.actions.size)),
       }

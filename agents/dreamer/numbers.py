@@ -446,6 +446,10 @@ class Amounts(Counted):
       flat = flat.at[..., np.searchsorted(self.indices, place)].set(at)
     return flat
 
+  def inputs(self, numbers: jax.Array, statistics: Any) -> list[jax.Array]:
+    """0 for none, and from 1/2 to 1 for some: little of something is more than nothing."""
+    return [jnp.where(numbers > 0, (1 + numbers) / 2, 0.0)]
+
   def predict(self, outputs: jax.Array, before: Before, statistics: Any) -> Amount:
     gates, logits, amounts = jnp.split(outputs, 3, axis=-1)
     copy, was = before.copies(gates), before.numbers
@@ -787,11 +791,6 @@ class Numbers:
     return sum((1 + kind.num_levels) * kind.size for kind in self.grids)
 
   @property
-  def num_places(self) -> int:
-    """Width of `places`."""
-    return sum(3 * kind.cell_inputs for kind in self.grids)
-
-  @property
   def num_changes(self) -> int:
     """C, width of `change`; 0 without numbers."""
     return NUM_PROJECTIONS if self.size else 0
@@ -1066,30 +1065,44 @@ class Numbers:
     return flat[..., np.argsort(self._order)]
 
 
-def places(grids: list[jax.Array], like: jax.Array) -> jax.Array:
-  """Where what grids hold is: of each input of a cell, the mean row and column, and whether there is any.
+def places(grid: jax.Array, dtype: Any) -> jax.Array:
+  """Where what a grid holds is: of each input of a cell, the mean row and column, and whether there is any.
 
   Rows and columns lie in [-1, 1], and are 0 where there is none. What is left of what is linear in them, which
   networks would otherwise have to learn for each pair of cells. As the feature points of Finn et al. (2016),
   "Deep spatial autoencoders for visuomotor learning", but of what is observed.
 
   Args:
-    grids: [..., H, W, inputs of a cell] float32 each, from `Numbers.cells`.
-    like: [..., F], of the leading axes and the dtype of the result.
+    grid: [..., H, W, I] float32, from `Numbers.cells`.
+    dtype: of the result.
 
   Returns:
-    [..., num_places], for each grid rows, columns, and 1 where there is any.
+    [..., 3 I]: rows, columns, and 1 where there is any.
   """
-  found = [like[..., :0]]
-  for grid in grids:
-    height, width = grid.shape[-3:-1]
-    total = jnp.sum(grid, axis=(-3, -2))
-    for other_axis, size in ((-2, height), (-3, width)):
-      along = jnp.sum(grid, axis=other_axis)
-      place = jnp.linspace(-1.0, 1.0, size)[:, None]
-      found.append(jnp.sum(along * place, axis=-2) / jnp.maximum(total, 1.0))
-    found.append(jnp.minimum(total, 1.0))
-  return jnp.concatenate([part.astype(like.dtype) for part in found], axis=-1)
+  total, found = jnp.sum(grid, axis=(-3, -2)), []
+  for other_axis, size in ((-2, grid.shape[-3]), (-3, grid.shape[-2])):
+    along = jnp.sum(grid, axis=other_axis)
+    place = jnp.linspace(-1.0, 1.0, size)[:, None]
+    found.append(jnp.sum(along * place, axis=-2) / jnp.where(total > 0, total, 1.0))
+  return jnp.concatenate([*found, jnp.minimum(total, 1.0)], axis=-1).astype(dtype)
+
+
+def surroundings(grid: jax.Array, cells: jax.Array) -> jax.Array:
+  """What is around what a grid holds: of each input of a cell, the mean features of the cells that have it.
+
+  Args:
+    grid: [..., H, W, I] float32, from `Numbers.cells`.
+    cells: [..., H W, D + I] features of the cells, of which the first D count.
+
+  Returns:
+    [..., I D] in the dtype of the cells; 0 where there is none.
+  """
+  *axes, height, width, contents = grid.shape
+  grid = grid.reshape(*axes, height * width, contents)
+  total = jnp.sum(grid, axis=-2, keepdims=True)
+  shares = grid / jnp.where(total > 0, total, 1.0)
+  found = jnp.einsum('...mi,...md->...id', shares.astype(cells.dtype), cells[..., :-contents])
+  return found.reshape(*axes, -1)
 
 
 def around(level: jax.Array, shares: jax.Array) -> jax.Array:

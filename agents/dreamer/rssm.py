@@ -361,8 +361,11 @@ class RSSM:
     grids = sizes.numbers.cells(numbers, statistics)
     names = sizes.of_grids(modules.CELLS)
     cells = tuple(sizes.apply(params, *each) for each in zip(names, grids, strict=True))
-    vectors = self._pooled(params, modules.POOL, flat, cells)
-    return modules.Inputs(flat, vectors, cells, numbers_lib.places(grids, flat))
+    where = tuple(numbers_lib.places(grid, flat.dtype) for grid in grids)
+    vectors = self._pooled(params, modules.POOL, flat, cells, where)
+    around = map(numbers_lib.surroundings, grids, cells)
+    places = jnp.concatenate([flat[..., :0], *where, *around], axis=-1)
+    return modules.Inputs(flat, vectors, cells, places)
 
   def inputs(self, params: Tree, latent: Latent) -> modules.Inputs:
     """What networks read of the numbers of a latent, computed where it does not hold it."""

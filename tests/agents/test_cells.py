@@ -59,13 +59,15 @@ def test_board_after_other_numbers_is_read_by_cells_one_of_which_has_the_player(
   }
   read = numbers.read(values)
   (cells,) = numbers.cells(read, numbers.initial_statistics())
-  np.testing.assert_allclose(cells[..., :-1], board)
+  np.testing.assert_allclose(
+    cells[..., :-1], np.where(board > 0, (1 + board) / 2, 0)
+  )  # some is at least 1/2
   player = np.zeros((3, 4))
   player[1, 3] = 1
   np.testing.assert_array_equal(cells[..., -1], player)
   (kind,) = numbers.grids
   assert kind.grid == (3, 4, 3) and numbers.size == len(read) == 2 + 1 + 3 * 4 * 3
-  assert cells.shape[-1] == kind.cell_inputs and numbers.num_places == 3 * kind.cell_inputs
+  assert cells.shape[-1] == kind.cell_inputs
   assert sorted(set(kind.sources)) == [*range(4, 2 + 27)]  # the row's number stands for both
   again = observation_lib.to_observation(numbers.to_flat(read), [], numbers.spec)
   jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), again, values)
@@ -116,7 +118,7 @@ def test_vector_of_a_transition_is_of_the_cells_that_it_changed():
   changed = rng.normal(size=(2, 3, 6)).astype(np.float32)  # before and after
   stays = np.tile(rng.normal(size=(40, 6)).astype(np.float32), (2, 1, 1))
   stays[1, :, :4] += 1  # features of what is around
-  pool = networks.Pool(10, contents=2)
+  pool = networks.Pool(10, (6, 7), contents=2)
   params = pool.init(jax.random.key(0), *changed)
   of = lambda stays: np.asarray(pool.apply(params, *np.concatenate([changed, stays], axis=1)))
   np.testing.assert_allclose(of(stays[:, :2]), of(stays), rtol=1e-5)
@@ -176,12 +178,43 @@ def test_places_are_mean_rows_and_columns_of_what_each_feature_marks():
   marks = np.zeros((1, 3, 5, 3), np.float32)
   marks[0, 0, 4, 0] = 1  # one in a corner
   marks[0, 1:, 1, 1] = 1  # two, one above the other; nothing of the third
-  (places,) = numbers_lib.places([marks], np.zeros((1, 4), np.float32))
-  rows, columns, present = np.split(places, 3)
+  rows, columns, present = np.split(numbers_lib.places(marks, np.float32)[0], 3)
   np.testing.assert_allclose(rows, [-1, 0.5, 0], atol=1e-6)
   np.testing.assert_allclose(columns, [1, -0.5, 0], atol=1e-6)
   np.testing.assert_array_equal(present, [1, 1, 0])
-  assert NUMBERS.num_places == 3 * (2 + 1 * (1 + 4))
+  little = numbers_lib.places(0.3 * marks, np.float32)[0]
+  np.testing.assert_allclose(little[:6], [*rows, *columns], atol=1e-6)
+
+
+def test_surroundings_are_the_mean_features_of_the_cells_that_have_something():
+  rng = np.random.default_rng(0)
+  marks, features = np.zeros((1, 3, 4, 3), np.float32), rng.normal(size=(1, 12, 5)).astype('f')
+  marks[0, 1, 2, 0] = 0.5  # one
+  marks[0, (0, 2), (3, 1), 1] = 1  # two, and nothing of the third
+  cells = np.concatenate([features, marks.reshape(1, 12, 3)], axis=-1)
+  found = numbers_lib.surroundings(marks, cells).reshape(3, 5)
+  expected = [features[0, 6], features[0, [3, 9]].mean(axis=0), np.zeros(5)]
+  np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_vector_of_a_step_is_of_offsets_between_things_wherever_both_are():
+  """What a cell adds is the same where the whole scene is moved, and another at another distance."""
+  pool = networks.Pool(16, (6, 6), contents=3, reads_places=True)
+
+  def added(one, other, params=None):
+    """What is added in the cell of `other`, [8]."""
+    scene = np.zeros((1, 36, 3), np.float32)
+    scene[0, [one, other], [0, 1]] = 1  # nothing of the third
+    inputs = scene, numbers_lib.places(scene.reshape(1, 6, 6, 3), np.float32)
+    if params is None:
+      return pool.init(jax.random.key(0), *inputs)
+    _, found = pool.apply(params, *inputs, capture_intermediates=lambda _, name: name == '_offsets')
+    return np.asarray(found['intermediates']['_offsets'][0])[0, other]
+
+  params = added(7, 16)
+  here, moved, nearer = (added(*pair, params) for pair in ((7, 16), (12, 21), (7, 15)))
+  np.testing.assert_allclose(here, moved, atol=1e-5)
+  assert np.abs(here - nearer).max() > 0.01
 
 
 @pytest.mark.parametrize(('reads_places', 'least', 'most'), [(True, 0.9, 1.0), (False, 0.0, 0.85)])
@@ -193,7 +226,7 @@ def test_what_is_left_of_what_is_known_for_pairs_of_cells_never_seen(reads_place
   grids = np.eye(side**2, dtype=np.float32)[pairs].transpose(0, 2, 1).reshape(-1, side, side, 2)
   is_left = (pairs[:, 0] % side < pairs[:, 1] % side).astype(np.float32)
   flat = jnp.asarray(grids.reshape(len(pairs), -1))
-  places = numbers_lib.places([jnp.asarray(grids)], flat)
+  places = numbers_lib.places(jnp.asarray(grids), flat.dtype)
   inputs = (), (flat,), (), (places,) if reads_places else ()
   towers = networks.Towers(32, 2, 1, 0.0)
   seen, asked = np.split(np.arange(len(pairs)), [60])
