@@ -1,7 +1,6 @@
 """GridWorld: walk on a square of cells and collect all resources before the time limit."""
 
 import dataclasses
-import functools
 from typing import ClassVar
 
 import chex
@@ -50,23 +49,6 @@ class State(flax.struct.PyTreeNode):
   cumulative_reward: jax.Array  # [] float32, the return so far
 
 
-def egocentric(observation: jax.Array, size: int) -> jax.Array:
-  """Egocentric map, a view of an observation: all cells relative to the agent's. See `environment.ViewSpec`.
-
-  From a map with fixed cells, an MLP would learn the neighbours of each position separately. It is
-  [2 (2 S - 1)^2] float32: for each cell of a square of 2 S - 1 by 2 S - 1 around the agent, row by row,
-  its number in the observation, and 1 if it has a resource, else 0; both are 0 beyond the grid.
-  """
-  cells = observation[: size**2].reshape(size, size)
-  position = jnp.round(observation[-2:] * (size - 1)).astype(jnp.int32)
-  is_filled = (cells > 0.5 / NUM_TYPES).astype(cells.dtype)
-  around = ((size - 1, size - 1), (size - 1, size - 1), (0, 0))
-  padded = jnp.pad(jnp.stack([cells, is_filled], axis=-1), around)
-  # On a padded map, the window that begins at the agent's position is centred on the agent.
-  window = (2 * size - 1, 2 * size - 1, 2)
-  return jax.lax.dynamic_slice(padded, (position[0], position[1], 0), window).reshape(-1)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GridWorld(environment.DiscreteEnvironment):
   """A square of cells with resources of 8 types on some of them.
@@ -75,16 +57,16 @@ class GridWorld(environment.DiscreteEnvironment):
   the resource of the agent's cell, 0.1 for the first visit to a cell with a resource, and -0.01 for
   every step. The episode terminates when no resource is left, and is truncated after `max_steps`.
 
-  The observation is [size² + 10] float32 in [0, 1]: the cells row by row, 0 if empty, else
-  (type + 1) / 8; the inventory divided by `num_resources`; and row and column divided by size - 1.
-  Up to 16 by 16 cells, bfloat16 keeps all of these values distinct.
+  The observation is [10 + size²] float32 in [0, 1]: the inventory divided by `num_resources`; row and column
+  divided by size - 1; and the cells row by row, 0 if empty, else (type + 1) / 8. Up to 16 by 16 cells,
+  bfloat16 keeps all of these values distinct.
   """
 
   size: int = 16  # cells along a side
   num_resources: int = 24  # resources at the beginning of an episode
   max_steps: int = 256  # time limit
-  # whether agents also read an egocentric map, see the function `egocentric`
-  egocentric: bool = True
+  # whether agents read the cells as those of a board, all alike; else as any other vector, which is faster
+  cells: bool = True
 
   action_names: ClassVar[tuple[str, ...]] = ('up', 'down', 'left', 'right', 'collect')
 
@@ -99,12 +81,12 @@ class GridWorld(environment.DiscreteEnvironment):
       )
 
   @property
-  def observation_spec(self) -> specs.BoundedArray:
-    shape, name = (self.size**2 + NUM_TYPES + 2,), 'cells_inventory_position'
-    if not self.egocentric:
+  def observation_spec(self) -> specs.Array:
+    shape, name = (NUM_TYPES + 2 + self.size**2,), 'inventory_position_cells'
+    if not self.cells:
       return specs.BoundedArray(shape, np.float32, 0.0, 1.0, name)
-    view = functools.partial(egocentric, size=self.size)
-    return environment.ViewSpec(shape, np.float32, 0.0, 1.0, view, name)
+    board, player = (self.size, self.size, 1), (NUM_TYPES, NUM_TYPES + 1)
+    return environment.BoardSpec(shape, np.float32, board, name, player=player)
 
   @property
   def has_costly_reset(self) -> bool:
@@ -167,7 +149,7 @@ class GridWorld(environment.DiscreteEnvironment):
 
   def draw(self, observation: environment.Observation) -> np.ndarray:
     """Draws resources as coloured tiles of a light grid, the agent as a dark disc: [H, W, 3] uint8."""
-    cells, _, position = np.split(np.asarray(observation), [self.size**2, -2])
+    _, position, cells = np.split(np.asarray(observation), [NUM_TYPES, NUM_TYPES + 2])
     kinds = np.rint(cells * NUM_TYPES).astype(int).clip(0, NUM_TYPES).reshape(self.size, -1)
     pixels = np.empty((self.size, CELL_PIXELS, self.size, CELL_PIXELS, 3), np.uint8)
     pixels[...] = BACKGROUND
@@ -210,10 +192,10 @@ class GridWorld(environment.DiscreteEnvironment):
     # Concatenated as small integers and then scaled: a fourth of the copying.
     counts = jnp.uint8 if max(self.num_resources, self.size - 1) <= 255 else jnp.int32
     parts = (
-      (state.grid + jnp.uint8(1)).reshape(-1),  # EMPTY becomes 0
       state.inventory,
       state.position,
+      (state.grid + jnp.uint8(1)).reshape(-1),  # EMPTY becomes 0
     )
-    most = (NUM_TYPES, self.num_resources, self.size - 1)
-    scale = np.repeat(1 / np.array(most, np.float32), (self.size**2, NUM_TYPES, 2))
+    most = (self.num_resources, self.size - 1, NUM_TYPES)
+    scale = np.repeat(1 / np.array(most, np.float32), (NUM_TYPES, 2, self.size**2))
     return jnp.concatenate([part.astype(counts) for part in parts]).astype(jnp.float32) * scale

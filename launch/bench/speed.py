@@ -47,8 +47,12 @@ from hephaestus.replay import tables
 
 SIZES: dict[str, tuple[str, str, list[str]]] = {
   'laptop': ('laptop', 'catch', []),
-  '1m': ('gpu', 'grid_world', ['learner.batch_size=16', 'actor.sequence_length=64']),
-  'full': ('gpu', 'grid_world', []),
+  '1m': (
+    'gpu',
+    'grid_world',
+    ['environment.cells=false', 'learner.batch_size=16', 'actor.sequence_length=64'],
+  ),
+  'full': ('gpu', 'grid_world', ['environment.cells=false']),
 }
 """Preset, environment and changes of each of `dreamer_config.SIZES`."""
 BATCH = 256  # sequences of a batch that is sampled from replay

@@ -21,7 +21,7 @@ from hephaestus.launch.interface import places, policy, training
 AGENTS = {
   'catch': (8_000, {}, 'dreamer'),
   'gymnax/CartPole-v1': (15_000, {}, 'dreamer'),
-  'grid_world': (25_000, {'environment.size': 8, 'environment.num_resources': 8}, 'dreamer'),
+  'grid_world': (12_000, {'environment.size': 8, 'environment.num_resources': 8}, 'dreamer'),
   'hackmatrix': (2_000_000, {'evaluator.period_steps': 98_304}, 'ppo'),
 }
 # Evaluations and checkpoints are timed by steps, so that the best one does not depend on a clock.

@@ -6,6 +6,7 @@ import pytest
 
 from hephaestus.actors.environments import grid_world
 from hephaestus.actors.environments.grid_world import COLLECT, DOWN, EMPTY, LEFT, RIGHT, UP
+from hephaestus.agents import observation as observation_lib
 
 
 @functools.cache
@@ -94,29 +95,20 @@ def test_termination_in_the_last_step_is_no_truncation():
   assert timesteps[-1].discount == 0.0
 
 
-def test_observation_is_cells_inventory_and_position():
+def test_observation_is_inventory_position_and_cells():
   env, state = env_with({(0, 1): 0, (1, 0): 7, (1, 1): 2}, (1, 1))
   _, (timestep, _) = play(env, state, [COLLECT, RIGHT])
-  cells = [0, 1 / 8, 0, 1, 0, 0, 0, 0, 0]
   inventory = [0, 0, 1 / 3, 0, 0, 0, 0, 0]
-  np.testing.assert_allclose(timestep.observation, cells + inventory + [1 / 2, 1 / 2], rtol=1e-6)
+  cells = [0, 1 / 8, 0, 1, 0, 0, 0, 0, 0]
+  np.testing.assert_allclose(timestep.observation, [*inventory, 1 / 2, 1 / 2, *cells], rtol=1e-6)
   assert grid_world.GridWorld().observation_spec.shape == (266,)
 
 
-def test_view_is_centred_on_the_agent():
-  env, state = env_with({(0, 1): 0, (2, 2): 7}, (1, 1))
-  _, (first, second) = play(env, state, [RIGHT, DOWN])
-  view_of = jax.jit(env.observation_spec.view)
-  views = [np.asarray(view_of(step.observation)).reshape(5, 5, 2) for step in (first, second)]
-  for view, cells in (
-    (views[0], {(1, 1): 1 / 8, (3, 2): 1}),  # from (1, 2): one row up and one column left
-    (views[1], {(0, 1): 1 / 8, (2, 2): 1}),  # from (2, 2), where one of them is
-  ):
-    expected = np.zeros((5, 5))
-    for cell, number in cells.items():
-      expected[cell] = number
-    np.testing.assert_allclose(view[..., 0], expected)
-    np.testing.assert_array_equal(view[..., 1], expected > 0)
+@pytest.mark.parametrize('cells', [True, False])
+def test_agents_read_cells_alike_unless_told_otherwise(cells):
+  spec = grid_world.GridWorld(size=5, num_resources=3, cells=cells).observation_spec
+  (begin, end), found = (8, 10), observation_lib.grid(spec)
+  assert found == (observation_lib.Grid(end, (5, 5, 1), (begin, begin + 1)) if cells else None)
 
 
 @pytest.mark.parametrize('size, num_resources', [(2, 1), (3, 5), (4, 15)])

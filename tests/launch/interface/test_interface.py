@@ -19,7 +19,8 @@ import tiny
 import untrained
 
 import hephaestus
-from hephaestus.actors.environments import catch, grid_world
+from hephaestus.actors.environments import catch
+from hephaestus.actors.environments.cognition import ice
 from hephaestus.launch import config as launch_config
 from hephaestus.launch import main
 from hephaestus.launch.agents import presets
@@ -349,7 +350,7 @@ def test_specs_survive_json(name):
     restored = exported_lib._spec_from_json(content)
     assert jax.tree.all(jax.tree.map(lambda a, b: a == b and type(a) is type(b), spec, restored))
   # A view is a function, so it is left to the environment.
-  assert exported_lib._spec_to_json(grid_world.GridWorld().observation_spec) is None
+  assert exported_lib._spec_to_json(ice.Ice().observation_spec) is None
 
 
 def test_ppo_acts_in_an_environment_that_was_an_instance(ppo, tmp_path):

@@ -61,7 +61,7 @@ def test_high_kl_of_ppo_warns_once(run):
 
 
 def test_environment_beyond_a_threshold_of_the_agent_is_warned_of():
-  given = ['environment.size=16', 'environment.num_resources=2']
+  given = ['environment.cells=false', 'environment.num_resources=2']
   made = config.override(presets.laptop('grid_world'), given)
   (warning,) = made.record.warnings(parts_lib.make_parts(made).trained)
   assert '266 numbers in [0, 1], more than 113: predicted as binary' in warning
