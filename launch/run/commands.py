@@ -76,7 +76,8 @@ def _train(arguments: argparse.Namespace) -> int:
   # Imports and tracing make millions of objects that stay: with Python's threshold of 700, collections
   # take up to a third of their time.
   gc.set_threshold(100_000, 20, 20)
-  process.prepare()  # before the environment's module, which may make arrays
+  if request.fused:
+    process.prepare()  # before the environment's module, which may make arrays; forks would inherit it
   return begin(request, request_lib.make_config(request))
 
 

@@ -11,6 +11,7 @@ from hephaestus.actors.environments import host, wrappers
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import variables
+from hephaestus.learner import process
 from hephaestus.replay import loopback, tables
 
 
@@ -23,6 +24,7 @@ def check_environment(config: launch_config.ExperimentConfig) -> list[str]:
   Returns:
     A line for each warning, of the agent or the environment.
   """
+  process.prepare()
   if not config.accelerator or not config.fused:
     jax.config.update('jax_platforms', 'cpu')  # an accelerator is the learner's, not the launcher's
   # Compilation takes most of the time, and is the same at every start.

@@ -202,7 +202,7 @@ def test_process_is_set_up_before_an_own_environment_may_start_jax(tmp_path, fol
   path.write_text(f'import os, pathlib\n{seen}\n')
   monkeypatch.syspath_prepend(tmp_path)
   monkeypatch.delenv('XLA_FLAGS', raising=False)
-  assert run('train', '--run', folder, '--env', 'own_early:Missing') == 2
+  assert run('train', '--fused', '--run', folder, '--env', 'own_early:Missing') == 2
   assert process.AUTOTUNING in path.with_suffix('.flags').read_text()
 
 
