@@ -233,29 +233,29 @@ class Pool(nn.Module):
   one that tells of a rare reward, such as that of a fruit where a head is now, would have no weight in the mean,
   and of the maximum no gradient until it is the largest; of 17 fruits the reward is learned with this only.
 
-  With `reads_places` the layer also reads where a cell lies from where each of the contents is: what is how far from
+  With a `shape` the layer also reads where a cell lies from where each of the contents is: what is how far from
   what, such as which way the nearest fruit is from a head, whatever the row and the column of both.
   """
 
   size: int  # V, of the vector; even
-  shape: tuple[int, int]  # rows and columns of the grid
   contents: int  # I, of a cell
-  reads_places: bool = False
+  shape: tuple[int, int] | None = (
+    None  # rows and columns of the grid, if the last of the inputs is places
+  )
   dtype: Any = jnp.float32
 
   @nn.compact
   def __call__(self, *inputs: jax.Array) -> jax.Array:
     """[..., V] from `Cells` [..., M, D + I] of M cells, at one step, or before and after a transition.
 
-    The last of the inputs may be places, [..., 3 I]: rows and columns, in [-1, 1], of what the grid holds, and
-    whether there is any.
+    Places are [..., 3 I]: rows and columns, in [-1, 1], of what the grid holds, and whether there is any.
     """
-    cells = inputs[:-1] if self.reads_places else inputs
+    cells = inputs[:-1] if self.shape else inputs
     *axes, number, _ = cells[0].shape
     parts = [part.reshape(-1, part.shape[-1]) for part in cells]
     x = Dense(self.size // 2, dtype=self.dtype)(*parts).reshape(*axes, number, -1)
-    if self.reads_places:
-      x += self._offsets(inputs[-1].reshape(*axes, 3, -1))
+    if self.shape:
+      x += self._offsets(inputs[-1].reshape(*axes, 3, -1), self.shape)
     x = kernels.silu(x)
     before, after = (cells[i][..., -self.contents :] for i in (0, -1))
     counts = jnp.any(jnp.abs(after - before) > SAME, axis=-1, keepdims=True) | (len(cells) == 1)
@@ -263,14 +263,14 @@ class Pool(nn.Module):
     most = jnp.max(x, axis=-2, where=counts, initial=-0.28)  # less than any silu
     return jnp.concatenate([mean, most], axis=-1)
 
-  def _offsets(self, places: jax.Array) -> jax.Array:
+  def _offsets(self, places: jax.Array, shape: tuple[int, int]) -> jax.Array:
     """[..., M, V / 2], linear in the offset of each of M cells from `places` [..., 3, I]; 0 for what is nowhere."""
     init = nn.initializers.variance_scaling(1.0, 'fan_in', 'normal', in_axis=(0, 1))
     kernel = self.param('offsets', init, (2, self.contents, self.size // 2)).astype(self.dtype)
     is_any = places[..., 2, :]
     from_origin = jnp.einsum('...i,civ->...cv', is_any, kernel)
     of_places = jnp.einsum('...ci,civ->...v', is_any[..., None, :] * places[..., :2, :], kernel)
-    axes = (np.linspace(-1.0, 1.0, size) for size in self.shape)
+    axes = (np.linspace(-1.0, 1.0, size) for size in shape)
     cells = np.stack(np.meshgrid(*axes, indexing='ij'), axis=-1).reshape(-1, 2)
     return jnp.asarray(cells, self.dtype) @ from_origin - of_places[..., None, :]
 

@@ -267,8 +267,8 @@ class Networks:
       assert kind.grid
       own = {
         CELLS: networks.Cells(self.cell_size, dtype=config.dtype),
-        POOL: pool(kind.grid[:2], kind.cell_inputs, reads_places=True),
-        CHANGED: pool(kind.grid[:2], kind.cell_inputs),
+        POOL: pool(kind.cell_inputs, kind.grid[:2]),
+        CHANGED: pool(kind.cell_inputs),
         CELL_DECODER: networks.CellDecoder(self.cell_size, outputs, dtype=config.dtype),
       }
       modules |= {f'{name}_{number}': module for name, module in own.items()}

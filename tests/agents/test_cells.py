@@ -59,9 +59,8 @@ def test_board_after_other_numbers_is_read_by_cells_one_of_which_has_the_player(
   }
   read = numbers.read(values)
   (cells,) = numbers.cells(read, numbers.initial_statistics())
-  np.testing.assert_allclose(
-    cells[..., :-1], np.where(board > 0, (1 + board) / 2, 0)
-  )  # some is at least 1/2
+  some_is_at_least_half = np.where(board > 0, (1 + board) / 2, 0)
+  np.testing.assert_allclose(cells[..., :-1], some_is_at_least_half)
   player = np.zeros((3, 4))
   player[1, 3] = 1
   np.testing.assert_array_equal(cells[..., -1], player)
@@ -118,7 +117,7 @@ def test_vector_of_a_transition_is_of_the_cells_that_it_changed():
   changed = rng.normal(size=(2, 3, 6)).astype(np.float32)  # before and after
   stays = np.tile(rng.normal(size=(40, 6)).astype(np.float32), (2, 1, 1))
   stays[1, :, :4] += 1  # features of what is around
-  pool = networks.Pool(10, (6, 7), contents=2)
+  pool = networks.Pool(10, contents=2)
   params = pool.init(jax.random.key(0), *changed)
   of = lambda stays: np.asarray(pool.apply(params, *np.concatenate([changed, stays], axis=1)))
   np.testing.assert_allclose(of(stays[:, :2]), of(stays), rtol=1e-5)
@@ -199,7 +198,7 @@ def test_surroundings_are_the_mean_features_of_the_cells_that_have_something():
 
 def test_vector_of_a_step_is_of_offsets_between_things_wherever_both_are():
   """What a cell adds is the same where the whole scene is moved, and another at another distance."""
-  pool = networks.Pool(16, (6, 6), contents=3, reads_places=True)
+  pool = networks.Pool(16, contents=3, shape=(6, 6))
 
   def added(one, other, params=None):
     """What is added in the cell of `other`, [8]."""

@@ -107,8 +107,8 @@ def test_observation_is_inventory_position_and_cells():
 @pytest.mark.parametrize('cells', [True, False])
 def test_agents_read_cells_alike_unless_told_otherwise(cells):
   spec = grid_world.GridWorld(size=5, num_resources=3, cells=cells).observation_spec
-  (begin, end), found = (8, 10), observation_lib.grid(spec)
-  assert found == (observation_lib.Grid(end, (5, 5, 1), (begin, begin + 1)) if cells else None)
+  board = observation_lib.Grid(begin=10, shape=(5, 5, 1), player=(8, 9))
+  assert observation_lib.grid(spec) == (board if cells else None)
 
 
 @pytest.mark.parametrize('size, num_resources', [(2, 1), (3, 5), (4, 15)])
