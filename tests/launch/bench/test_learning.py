@@ -101,7 +101,7 @@ def test_resumed_runs_repeat_no_episodes_and_actors_add_up(tmp_path):
 
 def test_every_task_names_an_environment_with_its_options():
   names = [task.name for task in suite.SUITE]
-  assert len(set(names)) == len(names) == 25
+  assert len(set(names)) == len(names) == 23
   for task in suite.SUITE:
     if task.options:  # the import of packages without any takes long
       environments.make(task.environment, **task.options)
