@@ -17,7 +17,7 @@ import numpy as np
 
 Tree = Any
 Step = Callable[[Tree, Tree, Tree, Tree, Tree], tuple[Tree, Tree]]  # see `scan`
-_NARROW = 64  # columns; up to this width, the transposed product for a kernel's gradient is faster
+_NARROW = 64  # columns; up to this width, a kernel's gradient is a transposed product, and rows are not cut in halves
 _PLATFORM: contextvars.ContextVar[str | None] = contextvars.ContextVar('platform', default=None)
 
 
@@ -145,11 +145,12 @@ def silu(x: jax.Array) -> jax.Array:
   """SiLU activation, x sigmoid(x), [..., F] in the dtype of x.
 
   XLA's CPU would compute it in place, number by number. A different shape forces a separate buffer,
-  which takes a quarter of the time.
+  which takes a quarter of the time: halves of rows, or half of the rows where these are narrow.
   """
-  if on_cpu() and x.shape[-1] % 2 == 0:
-    pieces = x.reshape(*x.shape[:-1], 2, -1)
-    return (pieces * sigmoid(pieces)).reshape(x.shape)
+  is_narrow = x.shape[-1] <= _NARROW
+  if on_cpu() and x.shape[0 if is_narrow else -1] % 2 == 0:
+    halves = x.reshape((2, -1, *x.shape[1:]) if is_narrow else (*x.shape[:-1], 2, -1))
+    return (halves * sigmoid(halves)).reshape(x.shape)
   return x * sigmoid(x)
 
 

@@ -217,9 +217,8 @@ class Cells(nn.Module):
       x = jnp.concatenate(parts, axis=-1).reshape(math.prod(axes) * height * width, -1)
       x = Dense(self.features, use_bias=False, dtype=self.dtype)(x)
       x = kernels.silu(LayerNorm(dtype=self.dtype)(x))
-    x = x.reshape(*axes, height, width, self.features)
-    both = jnp.concatenate([x, grid.astype(self.dtype)], axis=-1)
-    return both.reshape(*axes, height * width, -1)
+    contents = grid.astype(self.dtype).reshape(len(x), -1)
+    return kernels.concatenate([x, contents]).reshape(*axes, height * width, -1)
 
 
 SAME = 0.005
