@@ -100,7 +100,7 @@ SUITE = (
     target=3.5, times_ppo=1.3,
   ),
   Task(name='snake', environment='jumanji/Snake-v1', steps=16_000, times_ppo=2.0),
-  Task(name='hackmatrix', environment='hackmatrix', steps=25_000, times_ppo=1.0),
+  Task(name='hackmatrix', environment='hackmatrix', steps=16_000, times_ppo=1.0),
 )  # fmt: skip
 
 
