@@ -288,7 +288,7 @@ def parts(spec: Any) -> Parts:
 
   A leaf without numbers, as `without_images` leaves of an image, is no part.
 
-  Groups are the array's vitals, and of its other numbers up to MAX_PATCHES x MAX_PATCHES patches of its
+  Groups are the array's vitals, the player's place, and of its other numbers up to MAX_PATCHES x MAX_PATCHES patches of its
   first two axes, or of the board with which it ends; or up to MAX_CHUNKS chunks of a vector, and of what
   precedes a board. The view of a single array is a part of its own.
   """
@@ -314,6 +314,7 @@ def parts(spec: Any) -> Parts:
       labels[patch] = f'patch_{row}_{column}'
   for number, chunk in enumerate(np.array_split(np.arange(begin), min(MAX_CHUNKS, begin) or 1)):
     labels[chunk] = f'chunk_{number}'
+  labels[list(getattr(leaf, 'player', None) or ())] = 'player'
   labels[[vital.position for vital in getattr(leaf, 'vitals', ())]] = 'vitals'
   names = tuple(dict.fromkeys(labels))
   owner = np.array([names.index(label) for label in labels], int)

@@ -369,6 +369,8 @@ class BoardSpec(_CopiedSpec, specs.Array):
       raise ValueError(f'board_shape={board_shape}: is no part of a vector of shape {shape}')
     if player and not all(0 <= x < shape[0] - math.prod(board_shape) for x in player):
       raise ValueError(f'player={player}: is no part of what precedes the board')
+    if player and np.dtype(dtype) == bool:
+      raise ValueError(f'player={player}: a row and a column are no bool')
     super().__init__(shape, dtype, name)
     self.board_shape, self.player = board_shape, player
 

@@ -92,9 +92,9 @@ def _imagine(
   member: jax.Array,
   key: chex.PRNGKey,
 ) -> rssm.Step:
-  """A step sampled from the priors of members, [B'] int32 each, after the states [B', ...]."""
+  """A step sampled from the priors of members, [B'] int32 each, after the states [B', ...]; without discount."""
   noise = jax.vmap(model.rssm.imagined_noise)(jax.random.split(key, len(member)))
-  return model.imagine(world, model.rssm.matrices(world), recurrent, member, noise)
+  return model.rssm.imagine(world, model.rssm.matrices(world), recurrent, member, noise)
 
 
 class Tally(NamedTuple):
@@ -168,13 +168,12 @@ def measure(
     action, key, k = inputs
     action = action.reshape(total * batch, *action.shape[2:])
     recurrent = rssm.Recurrent(latent, action)
-    imagined = _imagine(model, modules.world(params), recurrent, member, key)
+    world = modules.world(params)
+    imagined = _imagine(model, world, recurrent, member, key)
     flat = lambda x: jnp.roll(x, -k - 1, axis=0).reshape(total * batch, *x.shape[2:])
     observed = jax.tree.map(flat, replayed.features)._replace(state=imagined.features.state)
-    rewards = (
-      model.reward(modules.world(params), read).mean() for read in (imagined.features, observed)
-    )
-    found = imagined.latent.numbers, *rewards, imagined.discount
+    rewards = (model.reward(world, read).mean() for read in (imagined.features, observed))
+    found = imagined.latent.numbers, *rewards, model.discount(world, imagined.features)
     return imagined.latent, jax.tree.map(lambda x: x.reshape(total, batch, *x.shape[1:]), found)
 
   action = model.networks.actions.encode(sequence.action)

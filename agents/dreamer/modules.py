@@ -192,7 +192,7 @@ class Networks:
   @property
   def pool_size(self) -> int:
     """Width of the vector of one grid; even."""
-    return 2 * (self.config.hidden_size // 2)
+    return 2 * max(1, self.config.hidden_size // 2)
 
   @property
   def vector_size(self) -> int:

@@ -479,12 +479,12 @@ class Amounts(Counted):
     self, predicted: Amount, before: jax.Array, statistics: Any, noise: jax.Array
   ) -> jax.Array:
     none, stays, some, _, amount = predicted
-    is_some = before > 0
-    total = none + stays + some
-    happen = lambda possible, likelihood: occurs(
-      jnp.where(possible, likelihood / total, 0.0), noise
-    )[0]
-    ends, changes, begins = happen(is_some, none), happen(is_some, some), happen(~is_some, some)
+    is_some, total = before > 0, none + stays + some
+    # A new amount that is the same is no event: the loss does not tell it from a copy.
+    new = jnp.where(jnp.abs(amount - before) < networks.SAME, 0.0, some)
+    happens, share = occurs(jnp.where(is_some, (none + new) / total, 0.0), noise)
+    ends = happens & (share * (none + new) < none)
+    begins, _ = occurs(jnp.where(is_some, 0.0, some / total), noise)
     drawn = self._conserved(
       jnp.where(is_some, ~ends, begins).astype(jnp.float32),
       before,
@@ -492,7 +492,7 @@ class Amounts(Counted):
       statistics,
       noise,
     )
-    return drawn * jnp.where(is_some & ~changes, before, amount)
+    return drawn * jnp.where(is_some & (ends | ~happens), before, amount)
 
   def wrong(self, numbers: jax.Array, others: jax.Array) -> jax.Array:
     return jnp.any(jnp.abs(numbers - others) > AMOUNT_ERROR, axis=-1)
@@ -923,7 +923,11 @@ class Numbers:
     return tuple(predicted)
 
   def loss(
-    self, predicted: tuple[Any, ...], numbers: jax.Array, statistics: Any
+    self,
+    predicted: tuple[Any, ...],
+    numbers: jax.Array,
+    statistics: Any,
+    of_grids: bool = False,
   ) -> tuple[jax.Array, jax.Array]:
     """Negative log-likelihood of observed numbers, minus the same for a perfect decoder.
 
@@ -931,6 +935,7 @@ class Numbers:
       predicted: from `predict`.
       numbers: [..., F] float32, observed.
       statistics: see `initial_statistics`.
+      of_grids: whether to sum over those of grids only.
 
     Returns:
       The loss, [...] float32 nats, summed over numbers; and the squared errors of real numbers,
@@ -938,7 +943,8 @@ class Numbers:
     """
     loss, error = jnp.zeros(numbers.shape[:-1]), numbers[..., :0]
     for kind, found, part in zip(self.kinds, predicted, self._split(numbers), strict=True):
-      loss += kind.loss(found, part, statistics)
+      if kind.grid or not of_grids:
+        loss += kind.loss(found, part, statistics)
       if isinstance(kind, Real):
         error = jax.lax.stop_gradient(kind.errors(found, part, statistics))
     return loss, error

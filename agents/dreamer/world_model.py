@@ -334,7 +334,7 @@ class WorldModel:
     if posterior.cells:
       nothing = jnp.zeros_like(self.rssm.decoder_inputs(latent, posterior.previous))
       outputs = self.rssm.decoded_cells(params, nothing, posterior.previous, posterior.cells)
-      loss += numbers.loss(predict(outputs), observed, statistics)[0]
+      loss += numbers.loss(predict(outputs), observed, statistics, of_grids=True)[0]
     if self.networks.cnn_specs:
       _, *images = codec.encode(sequence.observation)
       loss += codec.image_loss(decoded, images)

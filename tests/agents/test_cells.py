@@ -344,6 +344,28 @@ def test_sampled_amount_is_none_or_one_that_was_predicted():
     assert loss(other) > loss(likely) + least
 
 
+@pytest.mark.parametrize('chances', [(0.3, 0.4, 0.3), (0.004, 0.992, 0.004), (0.6, 0.0, 0.4)])
+def test_amount_ends_stays_or_changes_as_often_as_predicted(chances):
+  """Three of 12 cells are uncertain: two whose amount of 1/2 ends, stays or becomes 0.9, and one where 0.9 appears."""
+  (kind,) = numbers_lib.Numbers(environment.BoardSpec((12,), np.float32, (3, 4, 1))).kinds
+  none, stays, some = np.ones(12, 'f'), np.zeros(12, 'f'), np.zeros(12, 'f')
+  for parts, chance in zip((none, stays, some), chances, strict=True):
+    parts[[2, 4]] = chance
+  none[7], some[7] = 0.7, 0.3
+  before = np.float32([0, 0, 0.5, 0, 0.5, 0, 0, 0, 0, 0, 0, 0])
+  amount = np.full(12, 0.9, np.float32)
+  predicted = numbers_lib.Amount(none, stays, some, before, amount)
+  draw = jax.jit(
+    jax.vmap(lambda noise: kind.sample(predicted, before, kind.initial_statistics(), noise))
+  )
+  drawn = np.asarray(draw((np.arange(2000, dtype=np.float32)[:, None] + 0.5) / 2000))
+  shares = lambda cell: [np.mean(np.isclose(drawn[:, cell], x)) for x in (0, 0.5, 0.9)]
+  for cell in (2, 4):
+    np.testing.assert_allclose(shares(cell), chances, atol=2e-3)
+  np.testing.assert_allclose(shares(7), (0.7, 0, 0.3), atol=2e-3)
+  assert not drawn[:, [0, 1, 3, 5, 6, 8, 9, 10, 11]].any()
+
+
 # The world model.
 
 
@@ -419,6 +441,7 @@ def test_heads_learn_from_imagined_steps_which_train_nothing_else(dreamer, param
 
 def test_all_guests_take_a_grid(make_dreamer, param_shapes, make_sequence):
   """They are traced only: what they compute does not depend on the kind of numbers."""
+  keys = jax.random.split(jax.random.key(0), 1)
   guests = {
     'memory_size': 8,
     'memory_dream_share': 0.5,
@@ -443,3 +466,5 @@ def test_all_guests_take_a_grid(make_dreamer, param_shapes, make_sequence):
 
     loss, dreamt = jax.eval_shape(update, param_shapes(dreamer), sequence)
     assert loss.shape == () and loss.dtype == dreamt.reward.dtype == jnp.float32
+    stream = jax.tree.map(lambda x: x[:, 0], (sequence.observation, sequence.action))
+    jax.eval_shape(dreamer.agent.foresee, param_shapes(dreamer), keys[0], *stream, np.int32(2))

@@ -392,6 +392,8 @@ def test_board_larger_than_its_vector_is_rejected():
     environment.BoardSpec((23,), np.float32, (2, 3, 4))
   with pytest.raises(ValueError, match=r'player=\(0, 2\)'):
     environment.BoardSpec((26,), np.float32, (2, 3, 4), player=(0, 2))
+  with pytest.raises(ValueError, match=r'player=\(0, 1\): .* no bool'):
+    environment.BoardSpec((26,), bool, (2, 3, 4), player=(0, 1))
 
 
 @pytest.mark.parametrize(
