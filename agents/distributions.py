@@ -53,10 +53,6 @@ class MaskedCategorical(NamedTuple):
     """Samples actions, [...] int32, by the Gumbel-max trick from standard Gumbel noise [..., A]."""
     return jnp.argmax(jnp.where(self.mask, self.log_probs + gumbel, -jnp.inf), axis=-1)
 
-  def mode(self) -> jax.Array:
-    """The most likely actions, [...] int32."""
-    return jnp.argmax(self.log_probs, axis=-1)
-
   def log_prob(self, action: jax.Array) -> jax.Array:
     """Log-probabilities, [...] float32 nats, of actions [...] int32."""
     return jnp.take_along_axis(self.log_probs, action[..., None], axis=-1)[..., 0]
@@ -115,10 +111,6 @@ class MultiCategorical(NamedTuple):
     samples = [part.sample(noise) for part, noise in zip(self.parts, noises, strict=True)]
     return jnp.stack(samples, axis=-1)
 
-  def mode(self) -> jax.Array:
-    """The most likely choice of each part, [..., M] int32."""
-    return jnp.stack([part.mode() for part in self.parts], axis=-1)
-
   def log_prob(self, action: jax.Array) -> jax.Array:
     """Log-probabilities, [...] float32 nats, of actions [..., M] int32: a sum over the M parts."""
     log_probs = [part.log_prob(action[..., i]) for i, part in enumerate(self.parts)]
@@ -158,10 +150,6 @@ class TanhNormal(NamedTuple):
     """Samples actions from standard normal noise; returns also their values before tanh; all [..., A]."""
     raw = self.mean + self.scale * normal
     return self._scaled(raw), raw
-
-  def mode(self) -> jax.Array:
-    """The greedy action, [..., A]: the median, which tanh preserves."""
-    return self._scaled(self.mean)
 
   def log_prob(self, raw: jax.Array) -> jax.Array:
     """Log-density, [...] float32 nats, of the action whose value before tanh is `raw` [..., A].
@@ -315,7 +303,7 @@ class Categorical(NamedTuple):
   """
 
   log_probs: jax.Array  # [..., Z, C] float32, normalised
-  known_probs: jax.Array | None = None  # their exponentials, or None to compute them when read
+  probs: jax.Array  # [..., Z, C] float32, their exponentials
 
   @staticmethod
   def num_outputs(size: int, classes: int) -> int:
@@ -334,11 +322,6 @@ class Categorical(NamedTuple):
     probs = (1 - unimix) * jax.nn.softmax(logits, axis=-1) + unimix / classes
     # Without unimix a softmax may underflow.
     return cls(jnp.log(jnp.maximum(probs, 1e-20)), probs)
-
-  @property
-  def probs(self) -> jax.Array:
-    """Probabilities, [..., Z, C] float32."""
-    return jnp.exp(self.log_probs) if self.known_probs is None else self.known_probs
 
   @staticmethod
   def noise(key: chex.PRNGKey, size: int, classes: int) -> jax.Array:

@@ -62,10 +62,7 @@ class PPOConfig:
 
     for name in ('hidden_size', 'num_layers'):
       check(getattr(self, name) >= 1, name, 'must be at least 1')
-    choices = {
-      'activation': sorted(networks.ACTIVATIONS),
-      'compute_dtype': ['bfloat16', 'float32'],
-    }
+    choices = {'activation': sorted(networks.ACTIVATIONS), 'compute_dtype': ['bfloat16', 'float32']}
     for name, names in choices.items():
       check(getattr(self, name) in names, name, f'choose one of {names}')
     check(self.levels != 1 and self.levels >= 0, 'levels', 'must be 0, or at least 2')
@@ -391,7 +388,7 @@ def make_ppo(config: PPOConfig, observation_spec: Tree, action_spec: Any) -> PPO
     noise = network.actions.noise(key, timestep.step_type.shape[0])
     extras = {'value': value[0]}
     if discrete:
-      action = policy.mode() if greedy else policy.sample(noise)
+      action = policy.sample(jnp.zeros_like(noise) if greedy else noise)
       action = choice = action.astype(jnp.int32)
       if explain:
         extras['log_probs'] = policy.log_probs

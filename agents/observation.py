@@ -210,14 +210,6 @@ def without_images(spec: Any) -> Any:
   return jax.tree.map(bare, spec)
 
 
-def board_specs(spec: Any) -> list[Any]:
-  """Specs of the boards: leaves that have a `board_shape` of (rows, columns, features of a cell).
-
-  Such a leaf is a vector that ends with the features of all cells, row by row.
-  """
-  return [leaf for leaf in jax.tree.leaves(without_mask(spec)) if hasattr(leaf, 'board_shape')]
-
-
 def boards(observation: Any, spec: Any) -> list[jax.Array]:
   """The boards of an observation, [..., rows times columns, features] float32 each, unscaled."""
 
@@ -404,37 +396,6 @@ def by_level(number: jax.Array, num_levels: int) -> jax.Array:
   return jax.nn.relu(1.0 - distance * (num_levels - 1))
 
 
-def with_levels(
-  flat: jax.Array, spec: Any, num_levels: int, *, is_symlog: bool = True
-) -> jax.Array:
-  """Appends to a flat observation its numbers in [0, 1], encoded by level, and its categories, one-hot.
-
-  Levels help a network to distinguish few discrete values, such as coordinates of a small grid.
-
-  Args:
-    flat: [..., F] float32, numbers as from `join`.
-    spec: tree of specs of the observation.
-    num_levels: L, at least 2; or 0 to append no levels.
-    is_symlog: whether `flat` is in symlog.
-
-  Returns:
-    [..., F + L S + V] float32. V is the sum of `num_values` over all categories, and S the number of
-    other numbers with the bounds [0, 1].
-  """
-  values = of_numbers(spec, num_values).astype(int)
-  unit = unit_range(spec) & (values == 0) if num_levels else np.zeros(len(values), bool)
-  if not values.any() and not unit.any():
-    return flat
-  numbers = networks.symexp(flat) if is_symlog else flat
-  low = of_numbers(spec, lambda leaf: getattr(leaf, 'minimum', 0))
-  parts = [flat, by_level(numbers[..., unit], num_levels or 2).reshape(*flat.shape[:-1], -1)]
-  for count in np.unique(values[values > 0]):
-    at = values == count
-    scaled = (numbers[..., at] - low[at].astype(np.float32)) / (count - 1)
-    parts.append(by_level(scaled, int(count)).reshape(*flat.shape[:-1], -1))
-  return jnp.concatenate(parts, axis=-1)
-
-
 @dataclasses.dataclass(frozen=True)
 class Codec:
   """Encoding of one environment's observations. Unless fields say otherwise, all numbers are flat."""
@@ -452,8 +413,13 @@ class Codec:
 
   @property
   def board_specs(self) -> list[Any]:
-    """Specs of the boards that are read cell by cell."""
-    return board_specs(self.spec) if self.boards and not self.image_specs else []
+    """Specs of the boards that are read cell by cell: leaves with a `board_shape`, (rows, columns, features).
+
+    Such a leaf is a vector that ends with the features of all cells, row by row.
+    """
+    leaves = jax.tree.leaves(without_mask(self.spec))
+    found = [leaf for leaf in leaves if hasattr(leaf, 'board_shape')]
+    return found if self.boards and not self.image_specs else []
 
   @property
   def flat_spec(self) -> Any:
@@ -487,12 +453,31 @@ class Codec:
       flat = self.numbers(flat)
     if self.image_specs:
       others = images(others, self.image_specs)
-    return with_levels(flat, self.flat_spec, self.levels, is_symlog=self.symlog), *others
+    return self._with_levels(flat), *others
+
+  def _with_levels(self, flat: jax.Array) -> jax.Array:
+    """Appends to numbers [..., F] those in [0, 1], by level, and the categories, one-hot: [..., F + L S + V].
+
+    V is the sum of `num_values` over all categories, and S the number of other numbers with the bounds [0, 1].
+    Levels help a network to distinguish few discrete values, such as coordinates of a small grid.
+    """
+    values = of_numbers(self.flat_spec, num_values).astype(int)
+    unit = unit_range(self.flat_spec) & (values == 0) & (self.levels > 0)
+    if not values.any() and not unit.any():
+      return flat
+    numbers = networks.symexp(flat) if self.symlog else flat
+    low = of_numbers(self.flat_spec, lambda leaf: getattr(leaf, 'minimum', 0))
+    parts = [flat, by_level(numbers[..., unit], self.levels or 2).reshape(*flat.shape[:-1], -1)]
+    for count in np.unique(values[values > 0]):
+      at = values == count
+      scaled = (numbers[..., at] - low[at].astype(np.float32)) / (count - 1)
+      parts.append(by_level(scaled, int(count)).reshape(*flat.shape[:-1], -1))
+    return jnp.concatenate(parts, axis=-1)
 
   def encode(self, observation: Any) -> tuple[jax.Array, ...]:
     """The inputs of an encoder network, all float32, from an observation [..., *shape].
 
-    Numbers, see `with_levels`; then images, [..., H, W, C], or else boards, [..., cells, features].
+    Numbers, see `levels`; then images, [..., H, W, C], or else boards, [..., cells, features].
     """
     return self.inputs(self.compact(observation))
 

@@ -71,13 +71,8 @@ def generalised_advantages(
   Schulman et al. (2016), equation 16. The sum ends with the step before LAST. The value at LAST
   counts in full in a truncated episode (d = 1) and not at all in a terminated one (d = 0).
 
-  Args:
-    reward_t: [T, ...] float32, reward that arrived at step t; step 0 is unread.
-    discount_t: [T, ...] float32, the environment's discount at step t; step 0 is unread.
-    value_t: [T, ...] float32, value of step t.
-    last_t: [T, ...] bool, steps that end an episode; their advantages and returns are meaningless.
-    gamma: the agent's discount factor.
-    lambda_: 0 for the one-step TD error, 1 for the whole return less the value.
+  Arguments are as of `lambda_returns`; `last_t`, [T, ...] bool, are the steps that end an episode, whose
+  advantages and returns are meaningless.
 
   Returns:
     [T - 1, ...] advantages and [T - 1, ...] returns, float32.

@@ -110,37 +110,16 @@ class Empowerment(sockets.Reward):
     sequence: experience.Sequence,
     expected: jax.Array,
   ) -> tuple[jax.Array, sockets.Metrics]:
-    """See `Reward.loss` and `variational_loss`."""
-    keys = jax.vmap(lambda key: jax.random.fold_in(key, len(sequence.reward)))(keys)
+    """Loss of the classifier and the head, the only ones that get a gradient; see `Reward.loss`.
+
+    A mean over the imagined steps, where those after an episode's end, after which no action follows, count as
+    0. The metric is the classifier's part of it, nats.
+    """
+    num_steps, batch = sequence.reward.shape
+    keys = jax.vmap(lambda key: jax.random.fold_in(key, num_steps))(keys)
     legal = observation_lib.action_mask(sequence.observation)
     if legal is None:
-      legal = jnp.ones((*sequence.reward.shape, self.rssm.networks.actions.size), bool)
-    last = sequence.step_type == LAST
-    loss, inverse = self.variational_loss(params, keys, replayed, last, legal)
-    return loss, {'world_model/inverse': inverse}
-
-  def variational_loss(
-    self,
-    params: Tree,
-    keys: jax.Array,
-    replayed: rssm_lib.Step,
-    last: jax.Array,
-    legal: jax.Array,
-  ) -> tuple[jax.Array, jax.Array]:
-    """Sum of the losses of the classifier and the head, the only ones that get a gradient.
-
-    Args:
-      params: parameters of the world model, classifier and head included.
-      keys: [B] PRNG keys, one for each sequence.
-      replayed: [T, B] steps.
-      last: [T, B] bool, steps that end an episode, after which no action follows.
-      legal: [T, B, A] bool, the legal actions.
-
-    Returns:
-      The loss [], a mean over the imagined steps, where those after an episode's end count as 0; and the
-      classifier's part of it [], nats.
-    """
-    num_steps, batch = last.shape
+      legal = jnp.ones((num_steps, batch, self.rssm.networks.actions.size), bool)
     count = max(1, num_steps // SHARE)
     keys = jax.vmap(lambda key: jax.random.split(key, 1 + count), out_axes=1)(keys)
     choose = lambda key: jax.random.permutation(key, num_steps)[:count]
@@ -149,12 +128,13 @@ class Empowerment(sockets.Reward):
     latent, features = jax.tree.map(
       pick, jax.lax.stop_gradient((replayed.latent, replayed.features))
     )
-    legal, weight = pick(legal), 1.0 - pick(last).astype(jnp.float32)
+    legal, weight = pick(legal), pick(sequence.step_type != LAST).astype(jnp.float32)
     log_prob = self._log_prob(params, keys[1:].reshape(-1), latent, legal)
     num_legal = jnp.maximum(jnp.sum(legal, axis=-1), 1).astype(jnp.float32)
     bound = jax.lax.stop_gradient(jnp.log(num_legal) + log_prob)
     error = jnp.square(self.nats(params, features) - bound)
-    return jnp.mean(weight * (error - log_prob)), -jnp.mean(weight * log_prob)
+    inverse = -jnp.mean(weight * log_prob)
+    return jnp.mean(weight * (error - log_prob)), {'world_model/inverse': inverse}
 
   def _log_prob(
     self, params: Tree, keys: jax.Array, latent: rssm_lib.Latent, legal: jax.Array

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hephaestus.agents import distributions, experience, networks, returns
+from hephaestus.agents import distributions, networks, returns
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import modules, rssm, sockets
 from hephaestus.agents.dreamer import numbers as numbers_lib
@@ -74,22 +74,6 @@ class Recall(NamedTuple):
   similarity: jax.Array
   action: jax.Array
   weight: jax.Array
-
-
-class Nearest(NamedTuple):
-  """The N entries that are most similar to some steps, the nearest first.
-
-  Attributes:
-    weight: [..., N] float32, weight w of the entry; 0 where there is none.
-    similarity: [..., N] float32, similarity k q.
-    action: [..., N, A] float32, encoded action.
-    return_: [..., N] float32, return G.
-  """
-
-  weight: jax.Array
-  similarity: jax.Array
-  action: jax.Array
-  return_: jax.Array
 
 
 class Offer(NamedTuple):
@@ -237,16 +221,16 @@ class EpisodicMemory:
     return self.recalled(found), found
 
   def explain(self, held: Tree, recall: Recall) -> dict[str, jax.Array]:
-    """Value and evidence of what was recalled, and the fields of `nearest`."""
-    nearest = self.nearest(held, recall)._asdict()
-    shown = {f'nearest_{name.strip("_")}': x for name, x in nearest.items()}
-    return {'recalled_value': recall.value, 'recalled_evidence': recall.evidence} | shown
-
-  def nearest(self, ring: Tree, recall: Recall) -> Nearest:
-    """The NEAREST entries with the largest weights."""
+    """Value and evidence of what was recalled; and of the NEAREST entries, by weight, [..., NEAREST] each."""
     weight, index = jax.lax.top_k(recall.weight, min(NEAREST, self.size))
-    similarity = 1 + jnp.log(jnp.maximum(weight, 1e-30)) / SHARPNESS
-    return Nearest(weight, similarity, ring['action'][index], ring['return_'][index])
+    return {
+      'recalled_value': recall.value,
+      'recalled_evidence': recall.evidence,
+      'nearest_weight': weight,  # 0 where there is no entry
+      'nearest_similarity': 1 + jnp.log(jnp.maximum(weight, 1e-30)) / SHARPNESS,
+      'nearest_action': held['action'][index],  # encoded, [..., NEAREST, A]
+      'nearest_return': held['return_'][index],
+    }
 
   def recalled(self, recall: Recall) -> jax.Array:
     """Inputs of networks, [..., R] float32, from what was read.
@@ -278,56 +262,27 @@ class EpisodicMemory:
   ) -> tuple[Tree, sockets.Metrics]:
     """See `sockets.Memory.updated`: writes the most surprising steps of the batch."""
     sequence, config = replayed.sequence, self.config
+    last = sequence.step_type == LAST
+    return_ = returns.lambda_returns(
+      sequence.reward, sequence.discount, replayed.value,
+      gamma=config.gamma, lambda_=config.lambda_, bootstrap_t=last,
+    )  # fmt: skip
     # By all that is remembered by now, so that nothing is written each time that it is replayed.
     _, known = self.recall(held, sequence.observation)
+    action = self.actions.encode(sequence.action)
+    error = jnp.abs(return_ - self.expected(known, action, replayed.value)[:-1])
     kept = replayed.step.latent._asdict() | {'previous': replayed.step.previous}
-    start = {name: kept[name] for name in self.starts}
-    offer = self.offer(
-      known, sequence, replayed.value, start, gamma=config.gamma, lambda_=config.lambda_
-    )
+    start = {name: kept[name][:-1] for name in self.starts}
+    surprise = jnp.where(last[:-1], 0.0, error)
+    steps = Offer(self.key(sequence.observation)[:-1], action[:-1], return_, surprise, start)
+    offer = jax.tree.map(_by_sequence, steps)
     gathered = jax.tree.map(batch.gather, most_surprising(offer))
     everyone = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), gathered)
     renewed = batch.largest(self.renewed(recall).astype(jnp.int32)) > 0
     if self.starts:
-      last = sequence.step_type == LAST
       held = self.renew_starts(held, recall, start, last, update, batch.gather)
     held = self.write(held, everyone, renewed, update)
     return held, self.metrics(held, recall, update)
-
-  def offer(
-    self,
-    recall: Recall,
-    sequence: experience.Sequence,
-    value: jax.Array,
-    start: dict[str, jax.Array],
-    *,
-    gamma: float,
-    lambda_: float,
-  ) -> Offer:
-    """Candidates for new entries: the steps of replayed sequences, one sequence after another.
-
-    Args:
-      recall: the result of a read of the memory at these steps, [T, B, ...].
-      sequence: [T, B, ...].
-      value: [T, B] float32, the critic's values of the task.
-      start: [T, B, ...] by name, see `Offer`.
-      gamma: the agent's discount factor.
-      lambda_: see `returns.lambda_returns`.
-
-    Returns:
-      The offer of (T - 1) B steps; the last steps of episodes have no surprise.
-    """
-    last = sequence.step_type == LAST
-    return_ = returns.lambda_returns(
-      sequence.reward, sequence.discount, value, gamma=gamma, lambda_=lambda_, bootstrap_t=last
-    )
-    action = self.actions.encode(sequence.action)
-    error = jnp.abs(return_ - self.expected(recall, action, value)[:-1])
-    surprise = jnp.where(last[:-1], 0.0, error)
-    start = {name: x[:-1] for name, x in start.items()}
-    offer = Offer(self.key(sequence.observation)[:-1], action[:-1], return_, surprise, start)
-    merged: Offer = jax.tree.map(_by_sequence, offer)
-    return merged
 
   def renewed(self, recall: Recall) -> jax.Array:
     """[C] bool, entries that some step has read with a weight above LEAST_WEIGHT."""
@@ -472,8 +427,7 @@ class EpisodicMemory:
 def most_surprising(offer: Offer) -> Offer:
   """The MOST_WRITTEN most surprising of N candidates, by falling surprise; of equals the first come first."""
   _, index = jax.lax.top_k(offer.surprise, min(MOST_WRITTEN, len(offer.surprise)))
-  best: Offer = jax.tree.map(lambda x: x[index], offer)
-  return best
+  return jax.tree.map(lambda x: x[index], offer)
 
 
 def _by_sequence(x: jax.Array) -> jax.Array:

@@ -55,10 +55,6 @@ def make_dreamer(
   """Builds the dreamer with all that its config switches on, for one environment's specs.
 
   Raises:
-    ValueError: `distributions.Actions` does not support the action spec; survival is on, but the
-      observation has no vitals, or the environment's reward already depends on them; empowerment is
-      on, but an action is not one discrete choice among at least two, or the observation has only
-      images for CNNs; a workspace is on, but the observation has images for CNNs, or fewer candidates
-      than `workspace_size`; slots are on, but the observation does not have one image.
+    ValueError: `distributions.Actions` does not support the action spec, or the specs do not fit a part that is on.
   """
   return agent.make_dreamer(config, observation_spec, action_spec, guests(config))

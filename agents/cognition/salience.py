@@ -57,8 +57,7 @@ class Salience(sockets.Context):
     )
 
   def advance(self, read: sockets.PolicyInputs) -> Window:
-    memory: Window = jax.tree.map(lambda x: x[:, 1:], _window(read))
-    return memory
+    return jax.tree.map(lambda x: x[:, 1:], _window(read))
 
   def pool(self, params: Tree, read: sockets.PolicyInputs) -> jax.Array:
     window = _window(read)
@@ -87,12 +86,8 @@ def _window(read: sockets.PolicyInputs) -> Window:
   """The last W steps: those before, and the step itself."""
   step = Window(_joined(read.features), read.own, jnp.ones(read.own.shape, jnp.float32))
   axis = read.own.ndim
-  window: Window = jax.tree.map(
-    lambda before, now: jnp.concatenate([before, jnp.expand_dims(now, axis)], axis),
-    read.memory,
-    step,
-  )
-  return window
+  join = lambda before, now: jnp.concatenate([before, jnp.expand_dims(now, axis)], axis)
+  return jax.tree.map(join, read.memory, step)
 
 
 def _joined(features: modules.Features) -> jax.Array:

@@ -28,8 +28,13 @@ class Survival(sockets.Reward):
   name = NAME
 
   def __post_init__(self):
-    given = f'agent.survival_scale={self.rssm.networks.config.survival_scale:g}'
-    found = observation_lib.vitals(self.rssm.networks.codec.flat_spec)
+    _ = self.vitals  # so errors are raised here
+
+  @functools.cached_property
+  def vitals(self) -> observation_lib.Vitals:
+    networks = self.rssm.networks
+    given = f'agent.survival_scale={networks.config.survival_scale:g}'
+    found = observation_lib.vitals(networks.codec.flat_spec)
     if found is None:
       raise ValueError(
         f'{given}: this environment names no vitals among its numbers (environment.VitalsSpec); '
@@ -40,11 +45,6 @@ class Survival(sockets.Reward):
         f'{given}: the reward of this environment already depends on its vitals '
         f'({", ".join(found.names)}), which would count twice; set agent.survival_scale=0'
       )
-
-  @functools.cached_property
-  def vitals(self) -> observation_lib.Vitals:
-    found = observation_lib.vitals(self.rssm.networks.codec.flat_spec)
-    assert found is not None
     return found
 
   def read(self, numbers: jax.Array) -> jax.Array:

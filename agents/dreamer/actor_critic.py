@@ -184,15 +184,11 @@ class ActorCritic:
 
   @property
   def discrete(self) -> bool:
-    return self._actions.discrete
+    return self.networks.actions.discrete
 
   @property
   def context(self) -> sockets.Context:
     return self.networks.context
-
-  @property
-  def _actions(self) -> distributions.Actions:
-    return self.networks.actions
 
   @property
   def heads(self) -> tuple[str, ...]:
@@ -236,7 +232,9 @@ class ActorCritic:
     )
     actors = (ACTOR, EXPLORER) if self.explores else (ACTOR,)
     return {
-      **{name: mlp(config.policy_layers, self._actions.num_outputs, 0.01) for name in actors},
+      **{
+        name: mlp(config.policy_layers, self.networks.actions.num_outputs, 0.01) for name in actors
+      },
       **{
         name: mlp(config.policy_layers, config.num_bins * len(heads), 0.0)
         for name, heads in self._critics.items()
@@ -326,7 +324,7 @@ class ActorCritic:
     if explores is not None:
       novel = self._apply(params, EXPLORER, features, context)
       outputs = jnp.where(explores[..., None], novel, outputs)
-    return self._actions.policy(outputs, mask, self.config.unimix)
+    return self.networks.actions.policy(outputs, mask, self.config.unimix)
 
   def dreamt_policy(
     self, params: Tree, features: Features, context: jax.Array, mask: jax.Array | None
@@ -340,11 +338,11 @@ class ActorCritic:
     outputs = []
     for name, head in ((ACTOR, TASK), (EXPLORER, NOVELTY)):
       outputs.append(self._apply(params, name, *self._own(head, features, context)))
-    return self._actions.policy(jnp.concatenate(outputs, axis=-2), mask, self.config.unimix)
+    return self.networks.actions.policy(jnp.concatenate(outputs, axis=-2), mask, self.config.unimix)
 
   def noise(self, key: chex.PRNGKey) -> jax.Array:
     """Noise to sample one action with, [A] float32: see `Actions.noise`."""
-    return self._actions.noise(key)
+    return self.networks.actions.noise(key)
 
   def sample(self, policy, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Samples an action; also returns its `ImaginedSteps.choice`, the argument of the policy's `log_prob`.
@@ -450,38 +448,22 @@ class ActorCritic:
         loss -= jnp.sum(targets.weight[:, own] * value.log_prob(target[:, own]))
     return loss
 
-  def replayed_value_loss(self, params: Tree, slow_critic: Tree, replayed: Replayed) -> jax.Array:
+  def replayed_value_loss(
+    self, params: Tree, slow_critic: Tree, replayed: Replayed, features: Features | None = None
+  ) -> jax.Array:
     """The critic's loss on replayed steps, to lambda-returns of real rewards, so model errors do not bias it.
 
     A mean [] over all steps but the last, where those at which a time limit ends an episode count as 0. At a
-    termination the return is 0. A return is cut where the actor of another head acted.
+    termination the return is 0. A return is cut where the actor of another head acted. `features` stand in
+    for those of `replayed`, if given.
     """
     context = self.context.pool(params, replayed.read)
-    return self._value_loss(
-      params,
-      slow_critic,
-      (replayed.read.features, context),
-      replayed.rewards,
-      replayed.discount,
-      replayed.last,
-      replayed.explores,
-    )
-
-  def _value_loss(
-    self,
-    params: Tree,
-    slow_critic: Tree,
-    inputs: tuple[Features, jax.Array],
-    rewards: Mapping[str, jax.Array],
-    discount: jax.Array,
-    last: jax.Array,
-    explores: jax.Array,
-  ) -> jax.Array:
-    """See `replayed_value_loss`; `inputs` are features and contexts [T, B, ...]."""
+    inputs = replayed.read.features if features is None else features, context
+    last, discount, explores = replayed.last, replayed.discount, replayed.explores
     loss: Any = 0.0
     values, slow_values = (self.values(of, *inputs) for of in (params, slow_critic))
     terminated = last & (discount == 0)
-    for name, reward in rewards.items():
+    for name, reward in replayed.rewards.items():
       value, slow = values[name], jax.lax.stop_gradient(slow_values[name].mean())
       others = ~explores if self._is_explorers(name) else explores
       return_ = returns.lambda_returns(
@@ -507,10 +489,11 @@ class ActorCritic:
     """
     params, frozen = jax.lax.stop_gradient((params, replayed))
     read = self.along(params, frozen, jnp.zeros_like(sequence.reward))
-    inputs = replayed.features, self.context.pool(params, read)
-    last = sequence.step_type == LAST
-    rewards, explores = {TASK: sequence.reward}, self.explored(sequence)
-    return self._value_loss(params, slow_critic, inputs, rewards, sequence.discount, last, explores)
+    steps = Replayed(
+      read, {TASK: sequence.reward}, sequence.discount, sequence.step_type == LAST,
+      sequence.action, self.explored(sequence),
+    )  # fmt: skip
+    return self.replayed_value_loss(params, slow_critic, steps, replayed.features)
 
   def explored(self, sequence: experience.Sequence) -> jax.Array:
     """At which steps [T, B] of replayed sequences the explorer acted, bool."""

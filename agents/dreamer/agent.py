@@ -67,11 +67,7 @@ def make_dreamer(
   """
   model = world_model.WorldModel(config, observation_spec, action_spec, guests)
   policy = actor_critic.ActorCritic(model.networks)
-  _ = (
-    model.networks.perception,
-    model.rewards,
-    policy.context,
-  )  # made here, so errors are raised here
+  _ = model.networks.perception, model.rewards, policy.context  # made, so errors are raised here
   acting = _Acting(model, policy)
   agent = agent_lib.Agent(
     init_params=acting.init_params,

@@ -78,17 +78,13 @@ class DreamerConfig:
 
   def __post_init__(self):
     check = self._check
-    check(self.latent in LATENTS, 'latent', f'choose one of {list(LATENTS)}')
-    check(
-      self.novelty in ('information_gain', 'clean'),
-      'novelty',
-      "choose 'information_gain' or 'clean'",
-    )
-    check(
-      self.compute_dtype in ('float32', 'bfloat16'),
-      'compute_dtype',
-      "choose 'float32' or 'bfloat16'",
-    )
+    choices = {
+      'latent': LATENTS,
+      'novelty': ('information_gain', 'clean'),
+      'compute_dtype': ('float32', 'bfloat16'),
+    }
+    for name, known in choices.items():
+      check(getattr(self, name) in known, name, f'choose one of {list(known)}')
     for name in (
       'deterministic_size', 'stochastic_size', 'classes', 'hidden_size', 'encoder_layers',
       'ensemble_size', 'horizon_min', 'policy_layers',

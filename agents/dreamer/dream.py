@@ -283,10 +283,7 @@ def weights(dream: Dream) -> jax.Array:
 def steps(dream: Dream, first: jax.Array | int, count: int) -> ac.ImaginedSteps:
   """Cuts the `count` imagined steps from step `first` on out of a dream, [count, B', ...]."""
   imagined = ac.ImaginedSteps(dream.read, dream.choice, dream.mask)
-  cut: ac.ImaginedSteps = jax.tree.map(
-    lambda x: jax.lax.dynamic_slice_in_dim(x, first, count), imagined
-  )
-  return cut
+  return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, count), imagined)
 
 
 def starts(

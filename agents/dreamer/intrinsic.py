@@ -53,13 +53,8 @@ class Motivation(NamedTuple):
 
 def initial() -> IntrinsicState:
   """The state before any update."""
-  return IntrinsicState(
-    fast=jnp.zeros((), jnp.float32),
-    slow=jnp.zeros((), jnp.float32),
-    largest=jnp.zeros((), jnp.float32),
-    boredom=jnp.zeros((), jnp.float32),
-    num_updates=jnp.zeros((), jnp.int32),
-  )
+  zero = lambda dtype=jnp.float32: jnp.zeros((), dtype)
+  return IntrinsicState(zero(), zero(), zero(), zero(), zero(jnp.int32))
 
 
 def update(

@@ -226,16 +226,15 @@ class Networks:
 
   def empty_features(self, *axes: int) -> Features:
     """Features of zeros with the given leading axes."""
+    zeros = lambda size: jnp.zeros((*axes, size), self.config.dtype)
     return Features(
-      state=jnp.zeros(
-        (*axes, self.config.deterministic_size + self.inferred_size), self.config.dtype
-      ),
-      numbers=jnp.zeros((*axes, self.numbers.input_size + self.percept_width), self.config.dtype),
-      transition=jnp.zeros((*axes, self.previous_size + self.recalled_size), self.config.dtype),
-      recalled=jnp.zeros((*axes, self.recalled_size), self.config.dtype),
-      cells=jnp.zeros((*axes, self.vector_size), self.config.dtype),
-      changed=jnp.zeros((*axes, self.vector_size), self.config.dtype),
-      places=jnp.zeros((*axes, self.places_size), self.config.dtype),
+      state=zeros(self.config.deterministic_size + self.inferred_size),
+      numbers=zeros(self.numbers.input_size + self.percept_width),
+      transition=zeros(self.previous_size + self.recalled_size),
+      recalled=zeros(self.recalled_size),
+      cells=zeros(self.vector_size),
+      changed=zeros(self.vector_size),
+      places=zeros(self.places_size),
     )
 
   @functools.cached_property

@@ -37,10 +37,6 @@ class Novelty(sockets.Reward):
     """See `Reward.weight`; one member has no novelty."""
     return config.novelty_scale if config.ensemble_size > 1 else 0.0
 
-  def reward(self, params: Tree, before: Any, after: Any) -> jax.Array:
-    """See `Reward.reward`; one for each step of which `after` has the priors."""
-    return novelty_of(self.rssm.networks.config.novelty, after.priors.moments())
-
   def metrics(self, params: Tree, replayed: Any, rewards: jax.Array) -> sockets.Metrics:
     """See `Reward.metrics`; the learner reports novelty also where it is no reward."""
     return {}

@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -189,13 +189,19 @@ class Kind(abc.ABC):
 
   @property
   @abc.abstractmethod
+  def parts(self) -> tuple[int, ...]:
+    """How many of a decoder's outputs each part of the prediction of one number reads."""
+
+  @property
   def num_outputs(self) -> int:
     """Number of a decoder's outputs that `predict` reads."""
+    return sum(self.parts) * self.size
 
   @property
   def cell_outputs(self) -> tuple[int, ...]:
-    """How many of them are of one cell of a grid, in each of their parts; the cells of a part are in order."""
-    raise NotImplementedError
+    """How many of them are of one cell of a grid, in each of the parts; the cells of a part are in order."""
+    assert self.grid
+    return tuple(count * self.grid[-1] for count in self.parts)
 
   @property
   def cell_inputs(self) -> int:
@@ -221,13 +227,13 @@ class Kind(abc.ABC):
   def moments(self, numbers: jax.Array) -> dict[str, jax.Array]:
     """The contribution of one batch [T, B, N] to each of the statistics other than errors."""
 
-  @abc.abstractmethod
   def read(self, flat: jax.Array) -> jax.Array:
     """The model's numbers, from [..., N] in the units of a flat observation."""
+    return flat
 
-  @abc.abstractmethod
   def to_flat(self, numbers: jax.Array) -> jax.Array:
     """The inverse of `read`."""
+    return numbers
 
   @abc.abstractmethod
   def inputs(self, numbers: jax.Array, statistics: Any) -> list[jax.Array]:
@@ -259,17 +265,6 @@ class Kind(abc.ABC):
 @dataclasses.dataclass(frozen=True, eq=False)
 class Counted(Kind):
   """Numbers in [0, 1] of which 0 is nothing. Of a grid, the cells that have something are counted by feature."""
-
-  num_parts: ClassVar[int]  # outputs of a number
-
-  @property
-  def num_outputs(self) -> int:
-    return self.num_parts * self.size
-
-  @property
-  def cell_outputs(self) -> tuple[int, ...]:
-    assert self.grid
-    return self.num_parts * (self.grid[-1],)
 
   def initial_statistics(self) -> dict[str, jax.Array]:
     """`between` [N]: the largest 4 x (1 - x) in a batch, 0 where a number only is 0 or 1.
@@ -338,17 +333,8 @@ class Binary(Counted):
   Both, since 1 - p would round to 0 where p is almost 1; apart, since XLA's CPU is slow on axes of 2.
   """
 
-  num_parts: ClassVar[int] = 2
-
-  @property
-  def description(self) -> str:
-    return '0 or 1'
-
-  def read(self, flat: jax.Array) -> jax.Array:
-    return flat
-
-  def to_flat(self, numbers: jax.Array) -> jax.Array:
-    return numbers
+  parts = 1, 1
+  description = '0 or 1'
 
   def predict(
     self, outputs: jax.Array, before: Before, statistics: Any
@@ -400,11 +386,8 @@ class Amounts(Counted):
   occurs, of which networks know nothing, such as a quarter of an enemy.
   """
 
-  num_parts: ClassVar[int] = 3
-
-  @property
-  def description(self) -> str:
-    return 'in [0, 1], none or some'
+  parts = 1, 1, 1
+  description = 'in [0, 1], none or some'
 
   def _is_whole(self, statistics: Any) -> jax.Array:
     """[N] bool, numbers of the features of which all amounts that were observed are 1."""
@@ -521,13 +504,8 @@ class Levels(Kind):
     return self.count if self.is_read else 0
 
   @property
-  def num_outputs(self) -> int:
-    return (1 + self.count) * len(self.indices)
-
-  @property
-  def cell_outputs(self) -> tuple[int, ...]:
-    assert self.grid
-    return self.grid[-1], self.count * self.grid[-1]
+  def parts(self) -> tuple[int, ...]:
+    return 1, self.count
 
   def _shares(self, numbers: jax.Array) -> jax.Array:
     """Two-hot encoded numbers, [..., N, L] float32."""
@@ -609,18 +587,13 @@ class Real(Kind):
   prediction is x_t-1 + sigma D, sigma being the standard deviation.
   """
 
+  parts = (1,)
+  description = 'real'
+
   @property
   def num_levels(self) -> int:
     few = len(self.indices) <= observation_lib.MAX_REAL_READ
     return observation_lib.REAL_LEVELS if few else 0
-
-  @property
-  def num_outputs(self) -> int:
-    return len(self.indices)
-
-  @property
-  def description(self) -> str:
-    return 'real'
 
   def initial_statistics(self) -> dict[str, jax.Array]:
     """`mean`, `square`, `error` [N]: moments of the numbers, and their squared error, see `errors`."""
@@ -659,12 +632,9 @@ class Real(Kind):
     """Squared errors, [..., N] float32, in squared standard deviations."""
     return jnp.square((numbers - predicted) / self.scale(statistics))
 
-  def noise(self, statistics: Any) -> jax.Array:
-    """[N] running mean squared errors, in squared standard deviations; see MIN_ERROR."""
-    return jnp.maximum(statistics['error'], MIN_ERROR)
-
   def loss(self, predicted: jax.Array, numbers: jax.Array, statistics: Any) -> jax.Array:
-    relative = self.errors(predicted, numbers, statistics) / self.noise(statistics)
+    noise = jnp.maximum(statistics['error'], MIN_ERROR)
+    relative = self.errors(predicted, numbers, statistics) / noise
     return jnp.sum(jnp.log1p(relative / 2), axis=-1)
 
   def expected(self, predicted: jax.Array, statistics: Any) -> jax.Array:
@@ -689,11 +659,8 @@ class Numbers:
 
     p(x_t) = g delta(x_t-1) + (1 - g) D,    g, D = decoder(features)
 
-  so that static parts of an observation need no features. D is by `Kind`: Bernoulli for `Binary` numbers
-  (bool, integers in [0, 1], bytes of an image, and numbers in [0, 1] where there are many), categorical
-  for `Levels` (integers of few values, see `observation.num_values`, and other numbers in [0, 1]), a Bernoulli
-  and a Cauchy for `Amounts` (bytes and numbers in [0, 1] of grids), and for `Real` numbers, which have no g,
-  the change of their mean.
+  so that static parts of an observation need no features. D is by `Kind`; `observation` has a table of which
+  numbers are of which kind. `Real` numbers have no g.
 
   "Numbers" [..., F] are ordered by kind, and all but real ones are scaled to [0, 1]. A prediction is a tuple
   with the prediction of each kind. Each grid is a kind of its own, whose cells networks read and predict
@@ -758,11 +725,6 @@ class Numbers:
   def grids(self) -> list[Kind]:
     """Those of the kinds that are grids."""
     return [kind for kind in self.kinds if kind.grid]
-
-  @functools.cached_property
-  def _order(self) -> np.ndarray:
-    """[F] int, positions of the numbers in a flat observation."""
-    return np.concatenate([np.zeros(0, int), *(kind.indices for kind in self.kinds)])
 
   @property
   def _real(self) -> Real:
@@ -1068,7 +1030,8 @@ class Numbers:
     """Converts numbers [..., F] of the model back to a flat observation [..., F], the inverse of `read`."""
     parts = zip(self.kinds, self._split(numbers), strict=True)
     flat = self._joined(numbers, [kind.to_flat(part) for kind, part in parts])
-    return flat[..., np.argsort(self._order)]
+    order = np.concatenate([np.zeros(0, int), *(kind.indices for kind in self.kinds)])
+    return flat[..., np.argsort(order)]
 
 
 def places(grid: jax.Array, dtype: Any) -> jax.Array:
@@ -1129,8 +1092,5 @@ def around(level: jax.Array, shares: jax.Array) -> jax.Array:
 
 def _divergence(shares: jax.Array, predicted: jax.Array) -> jax.Array:
   """Sum over N of shares ln( shares / predicted ), [...] float32, from [..., N] arrays: terms of a KL."""
-  return jnp.sum(_xlogx(shares) - shares * jnp.log(jnp.maximum(predicted, MIN_LIKELIHOOD)), axis=-1)
-
-
-def _xlogx(x: jax.Array) -> jax.Array:
-  return jax.scipy.special.xlogy(x, x)
+  found = shares * jnp.log(jnp.maximum(predicted, MIN_LIKELIHOOD))
+  return jnp.sum(jax.scipy.special.xlogy(shares, shares) - found, axis=-1)

@@ -240,7 +240,7 @@ class RSSM:
       first: [...] bool, FIRST steps, whose predicted changes are 0.
     """
     known = jnp.concatenate([deterministic, previous], axis=-1)
-    priors = self._prior(params, self._member_outputs('prior', params, known), known)
+    priors = self._prior(params, self._member_outputs('prior', params['prior'], known), known)
     mean = jnp.where(first[..., None], 0.0, priors.change.mean)
     return priors._replace(change=priors.change._replace(mean=mean))
 
@@ -474,13 +474,13 @@ class RSSM:
     previous = jnp.concatenate([recurrent.action.astype(self.dtype), embedding], axis=-1)
     deterministic = self.sequence_model(params, self.cast(matrices), recurrent, embedding)
     known = jnp.concatenate([deterministic, previous], axis=-1)
-    outputs = self._member_outputs('prior', params, known)
+    outputs = self._member_outputs('prior', params['prior'], known)
     batch = len(recurrent.action)
     followed = self._belief(
       outputs.mean(axis=0) if member is None else outputs[member, jnp.arange(batch)]
     )
-    stochastic = followed.mode() if noise is None else followed.sample(noise.latent)
-    latent = Latent(deterministic, stochastic.astype(self.dtype), before, recurrent.latent.recalled)
+    stochastic = self._sample(followed, None if noise is None else noise.latent)
+    latent = Latent(deterministic, stochastic, before, recurrent.latent.recalled)
     imagined = self.imagined_numbers(
       params, latent, previous, read.cells, None if noise is None else noise.numbers
     )
@@ -595,9 +595,8 @@ class RSSM:
     return latent.from_outputs(outputs, config.classes, config.unimix)
 
   def _member_outputs(self, name: str, params: Tree, inputs: jax.Array) -> jax.Array:
-    """Outputs of each member's network `name` on the same [..., F] inputs, [K, ..., outputs]."""
-    apply = lambda params: networks.apply(self.networks.modules[name], params, inputs)
-    return jax.vmap(apply)(params[name])
+    """Outputs of each member's network `name`, of these `params`, on the same [..., F] inputs, [K, ..., outputs]."""
+    return jax.vmap(lambda own: networks.apply(self.networks.modules[name], own, inputs))(params)
 
   def _prior(self, params: Tree, outputs: jax.Array, known: jax.Array) -> Prior:
     """Predictions of all members.
@@ -614,8 +613,7 @@ class RSSM:
 
   def _change(self, params: Tree, known: jax.Array) -> numbers_lib.Change:
     """Changes of the numbers, [K, ..., num_changes], predicted by the members' networks from `known`."""
-    module, known = self.networks.modules[modules.CHANGE], jax.lax.stop_gradient(known)
-    outputs = jax.vmap(lambda params: networks.apply(module, params, known))(params)
+    outputs = self._member_outputs(modules.CHANGE, params, jax.lax.stop_gradient(known))
     return numbers_lib.Change.from_outputs(outputs)
 
   def imagined_numbers(
@@ -650,8 +648,7 @@ def following(cells: tuple[jax.Array, ...], first: jax.Array) -> tuple[jax.Array
 def _cleared(recurrent: Recurrent, first: jax.Array) -> Recurrent:
   """The state [B, ...] before a step, 0 at FIRST: nothing passes from one episode to the next."""
   clear = lambda x: jnp.where(first[:, None], 0, x).astype(x.dtype)
-  cleared: Recurrent = jax.tree.map(clear, recurrent)
-  return cleared
+  return jax.tree.map(clear, recurrent)
 
 
 def _recalled_before(recalled: jax.Array | None, first: jax.Array) -> jax.Array | None:

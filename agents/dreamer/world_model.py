@@ -338,11 +338,7 @@ class WorldModel:
     if self.networks.cnn_specs:
       _, *images = codec.encode(sequence.observation)
       loss += codec.image_loss(decoded, images)
-    return (
-      loss,
-      numbers.moments(observed, error),
-      numbers.expected(predicted, before, statistics),
-    )
+    return loss, numbers.moments(observed, error), numbers.expected(predicted, before, statistics)
 
   def _heads_loss(
     self, params: Tree, features: modules.Features, sequence: experience.Sequence
@@ -351,19 +347,27 @@ class WorldModel:
 
     The reward at FIRST is not learned.
     """
-    readings = features, self.networks.of_observation(features)
-    log_prob: Any = sum(self.reward(params, read).log_prob(sequence.reward) for read in readings)
-    continues: Any = sum(self._continue_loss(params, read, sequence) for read in readings)
-    mask: Any = sum(self._mask_loss(params, read, sequence) for read in readings)
-    is_first = sequence.step_type == rssm_lib.FIRST
-    return jnp.where(is_first, 0.0, -log_prob), continues, mask
+    legal = observation_lib.action_mask(sequence.observation)
+
+    def losses(read: modules.Features) -> tuple[jax.Array, ...]:
+      log_prob = self.reward(params, read).log_prob(sequence.reward)
+      logits = lambda name: self.networks.head(params, name, read).astype(jnp.float32)
+      loss = lambda logits, target: jax.nn.softplus(logits) - target * logits
+      continues = loss(logits(modules.CONTINUE)[..., 0], sequence.discount)
+      if legal is None:
+        return -log_prob, continues, jnp.zeros_like(continues)
+      return (
+        -log_prob,
+        continues,
+        jnp.sum(loss(logits(modules.MASK), legal.astype(jnp.float32)), axis=-1),
+      )
+
+    both = losses(features), losses(self.networks.of_observation(features))
+    reward, continues, mask = jax.tree.map(jnp.add, *both)
+    return jnp.where(sequence.step_type == rssm_lib.FIRST, 0.0, reward), continues, mask
 
   def _imagined(
-    self,
-    params: Tree,
-    keys: jax.Array,
-    posterior: rssm_lib.Step,
-    sequence: experience.Sequence,
+    self, params: Tree, keys: jax.Array, posterior: rssm_lib.Step, sequence: experience.Sequence
   ) -> tuple[modules.Features, experience.Sequence]:
     """Features of replayed steps as each would be imagined from the real step before it, and the steps.
 
@@ -431,29 +435,8 @@ class WorldModel:
     loss, metrics = perception.loss(params[perception.name], keys, steps)
     return loss, {f'{perception.name}/{name}': x for name, x in metrics.items()}
 
-  def _continue_loss(
-    self, params: Tree, features: modules.Features, sequence: experience.Sequence
-  ) -> jax.Array:
-    """Loss [T, B] of the continue head at features [T, B, ...]."""
-    logits = self.networks.head(params, modules.CONTINUE, features)[..., 0].astype(jnp.float32)
-    return jax.nn.softplus(logits) - sequence.discount * logits
-
-  def _mask_loss(
-    self, params: Tree, features: modules.Features, sequence: experience.Sequence
-  ) -> jax.Array:
-    """Loss [T, B] of the mask head at features [T, B, ...]; 0 without a mask."""
-    legal = observation_lib.action_mask(sequence.observation)
-    if legal is None:
-      return jnp.zeros(sequence.reward.shape)
-    logits = self.networks.head(params, modules.MASK, features).astype(jnp.float32)
-    return jnp.sum(jax.nn.softplus(logits) - legal.astype(jnp.float32) * logits, axis=-1)
-
   def _change_loss(
-    self,
-    params: Tree,
-    posterior: rssm_lib.Step,
-    sequence: experience.Sequence,
-    learns: jax.Array,
+    self, params: Tree, posterior: rssm_lib.Step, sequence: experience.Sequence, learns: jax.Array
   ) -> tuple[jax.Array, Tree]:
     """Loss [T, B] of the members' predicted changes of numbers, and the moment `change` by its name.
 

@@ -255,7 +255,9 @@ def test_training_infers_latents_and_likelihoods_of_acting(quiet_dreamer, episod
       params['actor_critic'], features, features.recalled[..., :0], mask
     )
     choice = distribution.mean if env == 'continuous' else sequence.action
-    return posterior.latent, distribution.log_prob(choice), distribution.mode()
+    noise = jnp.zeros_like(dreamer.actor_critic.noise(keys[0]))
+    mode, _ = dreamer.actor_critic.sample(distribution, noise)
+    return posterior.latent, distribution.log_prob(choice), mode
 
   close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4)
   for begin in (0, 2):

@@ -40,7 +40,9 @@ def compiled_masked(logits, mask, unimix):
   gumbel = jax.random.gumbel(jax.random.key(0), (256, *logits.shape))
   samples = jax.vmap(policy.sample)(gumbel)
   log_prob = jax.vmap(policy.log_prob)(samples)
-  return Masked(policy.log_probs, policy.entropy(), policy.mode(), samples, log_prob)
+  return Masked(
+    policy.log_probs, policy.entropy(), policy.sample(jnp.zeros_like(logits)), samples, log_prob
+  )
 
 
 def masked(logits, mask, unimix=0.0):
@@ -151,20 +153,21 @@ def test_squashed_density_is_finite_and_exact_where_tanh_is_flat():
 
 @jax.jit
 def squashed(outputs, low, high, noise):
-  """The policy of network outputs: itself, samples, modes, log densities and entropies."""
+  """The policy of network outputs: itself, samples, medians, log densities and entropies."""
   policy = distributions.TanhNormal.from_outputs(outputs, low, high)
   action, raw = policy.sample(noise)
   without_noise, _ = policy.sample(jnp.zeros_like(noise))
-  return policy, action, raw, policy.mode(), without_noise, policy.log_prob(raw), policy.entropy()
+  return policy, action, raw, without_noise, policy.log_prob(raw), policy.entropy()
 
 
 def test_squashed_sample_lies_within_bounds_and_matches_its_value_before_tanh():
   rng = np.random.default_rng(0)
   outputs, noise = (rng.normal(size=(500, size)).astype(np.float32) for size in (4, 2))
-  _, action, raw, mode, without_noise, *_ = jax.device_get(squashed(10 * outputs, LOW, HIGH, noise))
+  policy, action, raw, median, *_ = jax.device_get(squashed(10 * outputs, LOW, HIGH, noise))
   assert (action >= LOW).all() and (action <= HIGH).all()
   np.testing.assert_allclose(action, LOW + (np.tanh(raw) + 1) / 2 * (HIGH - LOW), atol=1e-5)
-  np.testing.assert_array_equal(mode, without_noise)
+  expected = LOW + (np.tanh(policy.mean) + 1) / 2 * (HIGH - LOW)
+  np.testing.assert_allclose(median, expected, atol=1e-5)
   assert np.std(action, axis=0).min() > 0.1
 
 
@@ -225,7 +228,7 @@ def test_gaussian_divergence_by_hand():
 
 
 def test_categorical_divergence_by_hand():
-  log_probs = lambda *probs: distributions.Categorical(np.log(np.float32(probs)))
+  log_probs = lambda *probs: distributions.Categorical(np.log(np.float32(probs)), np.float32(probs))
   p, q = log_probs([0.5, 0.5], [0.2, 0.8]), log_probs([0.25, 0.75], [0.2, 0.8])
   np.testing.assert_allclose(divergence(p, q), 0.5 * np.log(2) + 0.5 * np.log(2 / 3), rtol=1e-5)
 
@@ -243,7 +246,7 @@ def test_categorical_samples_are_one_hot_with_their_probabilities():
 
   @jax.jit
   def draw(log_probs):
-    belief = distributions.Categorical(log_probs)
+    belief = distributions.Categorical(log_probs, jnp.exp(log_probs))
     noise = jax.random.uniform(jax.random.key(0), (20_000, 2))
     return jax.vmap(belief.sample)(noise), belief.moments()
 
@@ -388,7 +391,8 @@ def test_entropies_of_the_extreme_scales_are_the_bounds_of_a_squashed_policy():
 @functools.partial(jax.jit, static_argnames='unimix')
 def several(logits, mask, unimix):
   policy = distributions.MultiCategorical.from_logits(logits, CHOICES, mask, unimix)
-  return jax.vmap(policy.log_prob)(COMBINATIONS), policy.entropy(), policy.mode()
+  mode = policy.sample(jnp.zeros_like(logits))
+  return jax.vmap(policy.log_prob)(COMBINATIONS), policy.entropy(), mode
 
 
 @few_examples

@@ -278,7 +278,7 @@ def test_imagined_actions_come_from_the_policy_at_their_step(
   def modes(params, imagined):
     steps = dream.steps(imagined, 0, 4)
     context = policy.context.pool(params, steps.read)
-    return policy.policy(params, steps.read.features, context, steps.mask).mode()
+    return policy.policy(params, steps.read.features, context, steps.mask).sample(0.0)
 
   expected = np.asarray(modes(sure['actor_critic'], imagined))
   # One per cent of all choices is uniform, and all where no action is predicted to be legal.

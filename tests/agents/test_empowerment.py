@@ -1,6 +1,7 @@
 """Empowerment: its estimate against exact values, its gradients, and the input that is refused."""
 
 import dataclasses
+import types
 from typing import Any
 
 import jax
@@ -76,10 +77,13 @@ def train():
       places = jax.random.randint(places, (num_steps, batch, 2), 0, SIDE).astype(jnp.float32)
 
       def loss(params):
-        last = jnp.zeros((num_steps, batch), bool)
         allowed = jnp.broadcast_to(legal, (num_steps, batch, len(MOVES)))
+        zeros = jnp.zeros((num_steps, batch))
+        steps = types.SimpleNamespace(
+          reward=zeros, step_type=zeros + 1, observation={'action_mask': allowed}
+        )
         seen, keys_ = posterior(whole, places), jax.random.split(keys, batch)
-        return measured.variational_loss(whole | params, keys_, seen, last, allowed)
+        return measured.loss(whole | params, keys_, seen, steps, zeros)
 
       grads, _ = jax.grad(loss, has_aux=True)(params)
       changes, opt_state = optimizer.update(grads, opt_state)

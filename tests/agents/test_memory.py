@@ -131,16 +131,17 @@ def test_recall_weighs_returns_of_each_action_by_similarity():
 def test_nearest_entries_are_in_order_with_what_was_done_and_returned():
   seen = observations(5)
   keys = key_of(seen)
-  nearest = jax.jit(MEMORY.nearest)
+  explain = jax.jit(MEMORY.explain)
   ring = filled(seen, [0, 1, 2, 1, 0], [0.0, 1.0, 2.0, 3.0, 4.0])
-  found = jax.device_get(nearest(ring, read(ring, keys[2:3])))
-  found = jax.tree.map(lambda x: x[0], found)
-  assert found.weight.shape == (3,) and found.return_[0] == 2.0 and found.action[0, 2] == 1
-  np.testing.assert_allclose(found.similarity[0], 1.0, atol=1e-5)
+  found = jax.device_get(explain(ring, read(ring, keys[2:3])))
+  names = 'weight', 'similarity', 'action', 'return'
+  weight, similarity, action, return_ = (found[f'nearest_{name}'][0] for name in names)
+  assert weight.shape == (3,) and return_[0] == 2.0 and action[0, 2] == 1
+  np.testing.assert_allclose(similarity[0], 1.0, atol=1e-5)
   every = np.sort(keys @ keys[2])[::-1]
-  near = found.weight > 1e-20
-  np.testing.assert_allclose(found.similarity[near], every[:3][near], atol=0.02)
-  assert not np.any(nearest(empty(), read(empty(), keys[2:3])).weight)
+  near = weight > 1e-20
+  np.testing.assert_allclose(similarity[near], every[:3][near], atol=0.02)
+  assert not np.any(explain(empty(), read(empty(), keys[2:3]))['nearest_weight'])
 
 
 def test_continuous_actions_are_recalled_as_their_mean():
