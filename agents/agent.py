@@ -44,8 +44,8 @@ class Agent(NamedTuple):
       bool, the environments in which an explorer acts; by default none.
     explain: as `act`, with more `extras`: `log_probs`, [N, A] float32, log-probabilities of all
       choices, concatenated over the parts of an action; with an episodic memory `recalled_value` and
-      `recalled_evidence`, [N, A] float32, two fields of `memory.Recall`, and each field of
-      `EpisodicMemory.explain` has, as `nearest_action` and so on; for a dreamer `intrinsic`, a dict of [N] float32
+      `recalled_evidence`, [N, A] float32, two fields of `memory.Recall`, and the nearest entries, see
+      `EpisodicMemory.explain`; for a dreamer `intrinsic`, a dict of [N] float32
       numbers that its intrinsic rewards show, by name; with a workspace `open`, a dict of the [N]
       float32 gates of its candidates by name. None for continuous actions, or for an agent that does
       not offer it.

@@ -280,8 +280,8 @@ def parts(spec: Any) -> Parts:
 
   A leaf without numbers, as `without_images` leaves of an image, is no part.
 
-  Groups are the array's vitals, the player's place, and of its other numbers up to MAX_PATCHES x MAX_PATCHES patches of its
-  first two axes, or of the board with which it ends; or up to MAX_CHUNKS chunks of a vector, and of what
+  Groups are the array's vitals, the player's place, and of its other numbers up to MAX_PATCHES x MAX_PATCHES
+  patches of its first two axes, or of the board with which it ends; or up to MAX_CHUNKS chunks of a vector, and of what
   precedes a board. The view of a single array is a part of its own.
   """
   paths = jax.tree_util.tree_leaves_with_path(without_mask(spec))

@@ -272,9 +272,10 @@ class EpisodicMemory:
     action = self.actions.encode(sequence.action)
     error = jnp.abs(return_ - self.expected(known, action, replayed.value)[:-1])
     kept = replayed.step.latent._asdict() | {'previous': replayed.step.previous}
-    start = {name: kept[name][:-1] for name in self.starts}
+    start = {name: kept[name] for name in self.starts}
+    begin = {name: x[:-1] for name, x in start.items()}
     surprise = jnp.where(last[:-1], 0.0, error)
-    steps = Offer(self.key(sequence.observation)[:-1], action[:-1], return_, surprise, start)
+    steps = Offer(self.key(sequence.observation)[:-1], action[:-1], return_, surprise, begin)
     offer = jax.tree.map(_by_sequence, steps)
     gathered = jax.tree.map(batch.gather, most_surprising(offer))
     everyone = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), gathered)

@@ -14,6 +14,7 @@ from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.cognition import config as cognition_config
 from hephaestus.agents.cognition import memory as memory_lib
 from hephaestus.agents.dreamer import numbers as numbers_lib
+from hephaestus.agents.dreamer import rssm, sockets
 
 SIZE, TTL = 16, memory_lib.TTL
 BITS = specs.BoundedArray((24,), bool, False, True)
@@ -327,3 +328,34 @@ def test_replayed_observation_renews_the_latent_of_its_entry():
     found = renewed(count)
     np.testing.assert_array_equal(found['stored'][:4], [now + 1, now + 1, 30, 40])
     np.testing.assert_array_equal(found['start']['numbers'][:4, 0], [10, 8, 0, 0])
+
+
+def test_update_renews_the_latent_of_an_entry_by_the_step_at_which_it_was_seen():
+  """Also where a sequence ends with that step, from which no entry is written."""
+  num_steps, batch, now = 3, 4, 99
+  seen = observations(num_steps * batch).reshape(num_steps, batch, 24)
+  numbers = np.arange(1.0, 13.0, dtype=np.float32).reshape(num_steps, batch, 1)
+  zeros = np.zeros((num_steps, batch), np.float32)
+  sequence = types.SimpleNamespace(
+    observation=seen, action=zeros.astype(np.int32), reward=zeros, discount=zeros + 1,
+    step_type=zeros + 1,
+  )  # fmt: skip
+  keys = key_of(seen.reshape(-1, 24)).reshape(num_steps, batch, -1)
+  ring = ring_with_starts([1, 1], [10, 20]) | {'key': filled_up([keys[2, 1], keys[1, 3]], SIZE)}
+  mean = lambda x: x
+  parts = sockets.Batch(mean=mean, largest=mean, gather=lambda x: x[None])
+
+  @jax.jit
+  def updated(ring):
+    latent = rssm.Latent(None, None, numbers)
+    step = types.SimpleNamespace(latent=latent, previous=None)
+    recall = WITH_STARTS.read(ring, keys)
+    replayed = sockets.Replayed(sequence, step, zeros)
+    return WITH_STARTS.updated(ring, recall, replayed, jnp.int32(now), parts)[0]
+
+  found = jax.device_get(updated(ring))
+  at = [np.flatnonzero((found['key'] == key).all(axis=1))[0] for key in (keys[2, 1], keys[1, 3])]
+  np.testing.assert_array_equal(
+    found['start']['numbers'][at, 0], [numbers[2, 1, 0], numbers[1, 3, 0]]
+  )
+  assert (found['stored'][at] == now + 1).all()
