@@ -17,7 +17,8 @@ import numpy as np
 
 Tree = Any
 Step = Callable[[Tree, Tree, Tree, Tree, Tree], tuple[Tree, Tree]]  # see `scan`
-_NARROW = 64  # columns; up to this width, a kernel's gradient is a transposed product, and rows are not cut in halves
+_NARROW = 64
+"""Columns up to which a kernel's gradient is a transposed product, and rows are not cut in halves."""
 _PLATFORM: contextvars.ContextVar[str | None] = contextvars.ContextVar('platform', default=None)
 
 

@@ -92,7 +92,7 @@ def _imagine(
   member: jax.Array,
   key: chex.PRNGKey,
 ) -> rssm.Step:
-  """A step sampled from the priors of members, [B'] int32 each, after the states [B', ...]; without discount."""
+  """A step sampled from the priors of members, [B'] int32, after the states [B', ...]; without a discount."""
   noise = jax.vmap(model.rssm.imagined_noise)(jax.random.split(key, len(member)))
   return model.rssm.imagine(world, model.rssm.matrices(world), recurrent, member, noise)
 

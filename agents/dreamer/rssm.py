@@ -595,7 +595,7 @@ class RSSM:
     return latent.from_outputs(outputs, config.classes, config.unimix)
 
   def _member_outputs(self, name: str, params: Tree, inputs: jax.Array) -> jax.Array:
-    """Outputs of each member's network `name`, of these `params`, on the same [..., F] inputs, [K, ..., outputs]."""
+    """Outputs of each member's network `name`, with its `params`, on the same [..., F], [K, ..., outputs]."""
     return jax.vmap(lambda own: networks.apply(self.networks.modules[name], own, inputs))(params)
 
   def _prior(self, params: Tree, outputs: jax.Array, known: jax.Array) -> Prior:

@@ -90,7 +90,7 @@ def _by_task(rows: Sequence[Row]) -> list[tuple[suite.Task, dict[str, list[Row]]
 
 
 def readme(rows: Sequence[Row]) -> Lines:
-  """The README's table: of each agent the return in the last tenth of the steps, of the present one of ours."""
+  """The README's table: the return in the last tenth of the steps, of ours by the present agent."""
   rows = [row for row in rows if row['commit'] in PRESENT or row['agent'] == DREAMERV3]
   lines: Lines = [('task', 'steps', 'seeds', *NAMES.values())]
   for task, groups in _by_task(rows):
