@@ -10,6 +10,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from dm_env import specs
 
 from hephaestus.agents import kernels, networks
@@ -360,6 +361,21 @@ def _join(x: jax.Array) -> jax.Array:
 
 LATENTS = {'gaussian': Gaussian, 'categorical': Categorical}
 """Distributions of the world model's latent state, by the name of `DreamerConfig.latent`."""
+
+
+class Scaled(NamedTuple):
+  """A prediction of a scalar in units of its own, so that its loss does not depend on the scalar's scale."""
+
+  output: jax.Array  # [...] float32, the prediction in these units
+  unit: jax.Array  # [] float32, positive
+
+  def mean(self) -> jax.Array:
+    """The prediction, [...] float32."""
+    return self.unit * self.output
+
+  def loss(self, target: jax.Array) -> jax.Array:
+    """Huber's loss, [...] float32, of `target` [...], quadratic up to an error of one unit."""
+    return optax.losses.huber_loss(self.output, target / self.unit)
 
 
 class TwoHot(NamedTuple):

@@ -235,9 +235,7 @@ class DreamerUpdate:
   ) -> jax.Array:
     """The critic's part of the world model's loss, [], a function of the steps; 0 during warm-up."""
     config = self.dreamer.config
-    loss = self.dreamer.actor_critic.latent_loss(
-      state.params['actor_critic'], state.slow_critic, replayed, sequence
-    )
+    loss = self.dreamer.actor_critic.latent_loss(state.params['actor_critic'], replayed, sequence)
     return jnp.where(state.step >= config.warm_up_updates, config.replayed_value_scale * loss, 0.0)
 
   def _imagine(
@@ -291,9 +289,10 @@ class DreamerUpdate:
     critics = self.dreamer.actor_critic.critics
     faster = jax.tree.map(lambda x: dreamer_config.CRITIC_RATE * x, critics(updates))
     params = optax.apply_updates(params, updates | faster)
-    slow_critic = optax.incremental_update(
-      critics(params), state.slow_critic, dreamer_config.SLOW_CRITIC_RATE
-    )
+    in_units = lambda of: self.dreamer.actor_critic.in_units(of, scales.divisors)
+    critic, slow_critic = in_units(critics(params)), in_units(state.slow_critic)
+    params |= critic
+    slow_critic = optax.incremental_update(critic, slow_critic, dreamer_config.SLOW_CRITIC_RATE)
     metrics |= {'gradient_norm': optax.global_norm(grads), **target_metrics}
     # Over steps as they are reached; steps imagined beyond a termination count for nothing.
     own = lambda name: self.dreamer.actor_critic.dreams(name, targets.weight.shape[1])
@@ -417,7 +416,7 @@ class DreamerUpdate:
     scale, policy = self.dreamer.config.replayed_value_scale, self.dreamer.actor_critic
 
     def loss(params: Tree) -> tuple[jax.Array, Metrics]:
-      value = scale * policy.replayed_value_loss(params, state.slow_critic, replayed)
+      value = scale * policy.replayed_value_loss(params, replayed)
       own = policy.context_loss(params, replayed)
       if own is None:
         return value, {'replayed_value_loss': value}

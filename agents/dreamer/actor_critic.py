@@ -15,7 +15,6 @@ and after rewards are found. Each actor imagines dreams of its own, half of all.
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -41,6 +40,9 @@ ACTOR, EXPLORER = 'actor', 'explorer'
 
 CRITIC, EXPLORER_CRITIC = 'critic', 'explorer_critic'
 """Names of the networks of their values."""
+
+UNITS = 'units'
+"""Name, among a critic's parameters, of the units of its outputs: [heads] float32, which no optimizer changes."""
 
 
 class ImaginedSteps(NamedTuple):
@@ -85,13 +87,11 @@ class Targets(NamedTuple):
       in dreams of the head's actor.
     advantage: [R, B] float32, sum over the heads of the dream's actor of weight * advantage / divisor, see
       `update_scales`.
-    slow_values: [R, B] float32, values of the slow critic for each head, by its name.
     weight: [R, B] float32, a step's share of the loss of its actor; 0 beyond the horizon.
   """
 
   returns: dict[str, jax.Array]
   advantage: jax.Array
-  slow_values: dict[str, jax.Array]
   weight: jax.Array
 
 
@@ -100,28 +100,29 @@ class Scales(NamedTuple):
 
   Attributes:
     ranges: moving average of `returns.percentile_range` of the returns of each head, by its name.
+    divisors: divisor of the advantages of each head, [] float32 by its name; see `update_scales`.
     evidence: [] float32 in [0, 1], that real returns differ: see `intrinsic.evidence`.
   """
 
   ranges: dict[str, returns.Average]
+  divisors: dict[str, jax.Array]
   evidence: jax.Array
 
 
 def initial_scales(heads: tuple[str, ...]) -> Scales:
   """Scales before any returns; `heads` are the names of the critic's heads."""
   ranges = {name: returns.no_average() for name in heads}
-  return Scales(ranges, jnp.zeros((), jnp.float32))
+  return Scales(ranges, {name: jnp.ones(()) for name in heads}, jnp.zeros((), jnp.float32))
 
 
 def update_scales(
   scales: Scales,
   first: Mapping[str, jax.Array],
-  size: jax.Array,
   config: dreamer_config.DreamerConfig,
-) -> tuple[Scales, dict[str, jax.Array]]:
+) -> Scales:
   """Updates the scales of advantages with the returns of one batch of imagination rollouts.
 
-    divisor = max(range of the task's returns, return_floor, 0.1 mean |G|)
+    divisor = max(range of the task's returns, return_floor)
     divisor = max(range of its returns, NOVELTY_FLOOR or INTRINSIC_FLOOR), of an intrinsic reward
 
   where range is a moving average over batches of the range from the 5th to the 95th percentile. Below
@@ -131,22 +132,19 @@ def update_scales(
     scales: the scales so far.
     first: [...] float32, returns at the starts of the rollouts on all devices, for each head of the
       critic by its name; NaN leaves one out.
-    size: [] float32, mean |G| of the task over all imagined steps, by their weights.
     config: config of the agent.
 
   Returns:
-    The next scales, and the divisor of the advantages of each head, [] float32 by its name.
+    The next scales.
   """
-  # The critic's bins lie some 10 % apart, so smaller differences of returns are noise.
-  floor = jnp.maximum(config.return_floor, dreamer_config.RELATIVE_FLOOR * size)
-  floors: dict[str, Any] = {TASK: floor, NOVELTY: dreamer_config.NOVELTY_FLOOR}
+  floors = {TASK: config.return_floor, NOVELTY: dreamer_config.NOVELTY_FLOOR}
   averages, divisors = {}, {}
   for name, average in scales.ranges.items():
     averages[name], range_ = returns.update_average(
       average, returns.percentile_range(first[name]), rate=dreamer_config.RETURN_RATE
     )
     divisors[name] = jnp.maximum(range_, floors.get(name, dreamer_config.INTRINSIC_FLOOR))
-  return Scales(averages, scales.evidence), divisors
+  return Scales(averages, divisors, scales.evidence)
 
 
 def explorer_entropy_weight(policy) -> jax.Array:
@@ -235,10 +233,7 @@ class ActorCritic:
       **{
         name: mlp(config.policy_layers, self.networks.actions.num_outputs, 0.01) for name in actors
       },
-      **{
-        name: mlp(config.policy_layers, config.num_bins * len(heads), 0.0)
-        for name, heads in self._critics.items()
-      },
+      **{name: mlp(config.policy_layers, len(heads), 0.0) for name, heads in self._critics.items()},
     }
 
   def init(self, key: chex.PRNGKey) -> Tree:
@@ -253,9 +248,29 @@ class ActorCritic:
       for name, (module, size) in modules.items()
     }
     inputs = lambda name: self._towers(name, features, jnp.zeros((1, context.size)))
-    return params | {
+    params |= {
       name: module.init(keys[name], *inputs(name))['params'] for name, module in own.items()
     }
+    units = {name: jnp.ones(len(heads)) for name, heads in self._critics.items()}
+    return params | {name: params[name] | {UNITS: unit} for name, unit in units.items()}
+
+  def in_units(self, critics: Tree, units: Mapping[str, jax.Array]) -> Tree:
+    """Parameters of critics of the same values, whose outputs are in other units.
+
+    As the scale of van Hasselt et al. (2016), "Learning values across many orders of magnitude", section 2.2.
+
+    Args:
+      critics: parameters by name of critic.
+      units: [] float32, positive, by name of head.
+    """
+    changed = {}
+    for name, heads in self._critics.items():
+      own = critics[name]
+      new = jnp.stack([units[head] for head in heads])
+      last = f'Dense_{self.config.policy_layers - 1}'
+      layer = jax.tree.map(lambda x, ratio=own[UNITS] / new: ratio * x, own['rest'][last])
+      changed[name] = own | {'rest': own['rest'] | {last: layer}, UNITS: new}
+    return changed
 
   # Inputs.
 
@@ -303,9 +318,8 @@ class ActorCritic:
     return (state, context[..., :0]), *observed
 
   def _apply(self, params: Tree, name: str, features: Features, context: jax.Array) -> jax.Array:
-    return networks_lib.apply(
-      self._modules()[name], params[name], *self._towers(name, features, context)
-    )
+    own = {part: x for part, x in params[name].items() if part != UNITS}
+    return networks_lib.apply(self._modules()[name], own, *self._towers(name, features, context))
 
   def policy(
     self,
@@ -356,24 +370,25 @@ class ActorCritic:
 
   def values(
     self, params: Tree, features: Features, context: jax.Array
-  ) -> dict[str, distributions.TwoHot]:
-    """Predicted distributions of returns at features [..., ...] with [..., C] context, by head.
+  ) -> dict[str, distributions.Scaled]:
+    """Predicted returns at features [..., ...] with [..., C] context, by head.
 
     The heads are of the critics that `params` has; parameters of critics are enough.
     """
-    values: dict[str, distributions.TwoHot] = {}
+    values: dict[str, distributions.Scaled] = {}
     for critic, heads in self._critics.items():
       if critic in params:
-        logits = jnp.split(self._apply(params, critic, features, context), len(heads), axis=-1)
-        of = functools.partial(distributions.TwoHot.from_logits, limit=self.config.bin_limit)
-        values |= dict(zip(heads, map(of, logits), strict=True))
+        outputs = self._apply(params, critic, features, context).astype(jnp.float32)
+        units = jax.lax.stop_gradient(params[critic][UNITS])
+        for i, head in enumerate(heads):
+          values[head] = distributions.Scaled(outputs[..., i], units[i])
     return values
 
   def dreamt_values(
     self, params: Tree, features: Features, context: jax.Array
-  ) -> dict[str, distributions.TwoHot]:
+  ) -> dict[str, distributions.Scaled]:
     """As `values`, at features [..., B, ...]: of each head only in dreams of its actor, see `dreams`."""
-    values: dict[str, distributions.TwoHot] = {}
+    values: dict[str, distributions.Scaled] = {}
     for critic, (head, *_) in self._critics.items():
       values |= self.values({critic: params[critic]}, *self._own(head, features, context))
     return values
@@ -437,19 +452,15 @@ class ActorCritic:
   def critic_loss(
     self, params: Tree, steps: ImaginedSteps, context: jax.Array, targets: Targets
   ) -> jax.Array:
-    """Likelihood loss [] of the critics, summed over heads, each on the dreams of its actor.
-
-    - sum weight ( log p(sg(return)) + log p(sg(slow value)) )
-    """
+    """Loss [] of the critics: `Scaled.loss` of the returns, summed over heads, each on the dreams of its actor."""
     loss: Any = 0.0
     for name, value in self.dreamt_values(params, steps.read.features, context).items():
       own = self.dreams(name, steps.choice.shape[1])
-      for target in (targets.returns[name], targets.slow_values[name]):
-        loss -= jnp.sum(targets.weight[:, own] * value.log_prob(target[:, own]))
+      loss += jnp.sum(targets.weight[:, own] * value.loss(targets.returns[name][:, own]))
     return loss
 
   def replayed_value_loss(
-    self, params: Tree, slow_critic: Tree, replayed: Replayed, features: Features | None = None
+    self, params: Tree, replayed: Replayed, features: Features | None = None
   ) -> jax.Array:
     """The critic's loss on replayed steps, to lambda-returns of real rewards, so model errors do not bias it.
 
@@ -461,10 +472,10 @@ class ActorCritic:
     inputs = replayed.read.features if features is None else features, context
     last, discount, explores = replayed.last, replayed.discount, replayed.explores
     loss: Any = 0.0
-    values, slow_values = (self.values(of, *inputs) for of in (params, slow_critic))
+    values = self.values(params, *inputs)
     terminated = last & (discount == 0)
     for name, reward in replayed.rewards.items():
-      value, slow = values[name], jax.lax.stop_gradient(slow_values[name].mean())
+      value = values[name]
       others = ~explores if self._is_explorers(name) else explores
       return_ = returns.lambda_returns(
         reward,
@@ -474,13 +485,12 @@ class ActorCritic:
         lambda_=self.config.lambda_,
         bootstrap_t=last | others,
       )
-      value = distributions.TwoHot(value.logits[:-1], value.bins)
-      for target in (return_, slow[:-1]):
-        loss -= value.log_prob(jnp.where(terminated[:-1], 0.0, target))
+      value = value._replace(output=value.output[:-1])
+      loss += value.loss(jnp.where(terminated[:-1], 0.0, return_))
     return jnp.mean(jnp.where((last & ~terminated)[:-1], 0.0, loss))
 
   def latent_loss(
-    self, params: Tree, slow_critic: Tree, replayed: rssm.Step, sequence: experience.Sequence
+    self, params: Tree, replayed: rssm.Step, sequence: experience.Sequence
   ) -> jax.Array:
     """The task's loss of `replayed_value_loss` [], as a function of the features only.
 
@@ -493,7 +503,7 @@ class ActorCritic:
       read, {TASK: sequence.reward}, sequence.discount, sequence.step_type == LAST,
       sequence.action, self.explored(sequence),
     )  # fmt: skip
-    return self.replayed_value_loss(params, slow_critic, steps, replayed.features)
+    return self.replayed_value_loss(params, steps, replayed.features)
 
   def explored(self, sequence: experience.Sequence) -> jax.Array:
     """At which steps [T, B] of replayed sequences the explorer acted, bool."""

@@ -5,14 +5,16 @@ import dataclasses
 # The critic learns three times as fast as the actor: a value that lags behind is the same in all good
 # states, and hides what will go wrong after more steps than it has learned of.
 CRITIC_RATE = 3.0
-SLOW_CRITIC_RATE = 0.1  # of the moving average of its parameters; 0.02 in Hafner et al. (2023)
+SLOW_CRITIC_RATE = 0.02  # of the moving average of its parameters: Hafner et al. (2023)
 RETURN_RATE = 0.01  # of the moving averages of return ranges: Hafner et al. (2023)
 EXPLORERS = 0.25  # share of the environments that explore where both actors earn as much
 LEAST_ACTING = 0.125  # least share of the environments of either actor, once rewards are known
 NEW_UPDATES = 128  # updates for which a sequence counts as new: an unroll may take 64 of them
 # Samples of new sequences, about, and the least number of them that say what an actor earns.
 SAMPLES_COMPARED, LEAST_COMPARED = 512, 16
-RELATIVE_FLOOR = 0.1  # least divisor of the task's advantages, as a share of its mean |return|
+LEAST_DIFFERENCE = (
+  0.1  # of real returns, in units of `return_floor`, that counts in full: `intrinsic.evidence`
+)
 NOVELTY_FLOOR = 1e-3  # least divisor of novelty's advantages
 EXPLORER_ENTROPY = 0.4  # share of the largest entropy at which the explorer's has its usual weight
 CERTAINTY_EXPONENT = 5.0  # log of the weight for a certain explorer: `explorer_entropy_weight`
@@ -52,8 +54,8 @@ class DreamerConfig:
   free_nats: float = 1.0  # KL below which the posterior has no KL loss; priors always have
   representation_scale: float = 0.1  # weight of the posterior's KL loss
   reward_scale: float = 1.0  # weight of the reward loss; above 1 for rare, small rewards
-  num_bins: int = 255  # bins of the two-hot distributions of rewards and returns
-  bin_limit: float = 20.0  # the last bin, the largest reward or return, is symexp(bin_limit)
+  num_bins: int = 255  # bins of the two-hot distributions of rewards
+  bin_limit: float = 20.0  # the last bin, the largest reward, is symexp(bin_limit)
 
   # Imagination rollouts ("dreams").
   horizon_max: int = 64  # imagined steps of the longest rollout

@@ -53,9 +53,9 @@ class Dream(NamedTuple):
     reward: [H + 1, B'] float32, predicted reward that arrives at the step; 0 at the start.
     discount: [H + 1, B'] float32, predicted probability that the episode continues; 0 at the start,
       where it is unread.
-    values: [H + 1, B'] float32, the mean value of each head of the critics, by its name; where each dream
-      is of its own actor, 0 in dreams of the other one.
-    slow_values: [H + 1, B'] float32, the same for the slow critic.
+    values: [H + 1, B'] float32, the value of each head, by its name, the lower one of critic and slow critic:
+      an actor follows the errors of a critic, which would be bootstrapped; so values fall at once and rise
+      slowly. Where each dream is of its own actor, 0 in dreams of the other one.
     horizon: [] int32, number of steps that were imagined, at most H.
     rewards: [H + 1, B'] float32, intrinsic rewards that arrive at the step, by name; 0 at the start.
   """
@@ -68,7 +68,6 @@ class Dream(NamedTuple):
   reward: jax.Array
   discount: jax.Array
   values: dict[str, jax.Array]
-  slow_values: dict[str, jax.Array]
   horizon: jax.Array
   rewards: dict[str, jax.Array]
 
@@ -225,11 +224,10 @@ class _Imagination:
     imagined = lambda x: jnp.where((step > 0) & (step <= horizon), x, 0.0)
     reached = lambda x: jnp.where(step <= horizon, x, 0.0)
     arrived = {name: imagined(judged[name]) for name in ('reward', 'discount')}
-    values = {name: jax.tree.map(reached, judged[name]) for name in ('values', 'slow_values')}
-    return outputs | arrived | values
+    return outputs | arrived | {'values': jax.tree.map(reached, judged['values'])}
 
   def _judge(self, read: sockets.PolicyInputs) -> dict[str, Any]:
-    """Reward and discount that arrived at steps, and their values by both critics, [..., B'] float32."""
+    """Reward and discount that arrived at steps, and their values, [..., B'] float32; see `Dream`."""
     features, context = read.features, self.actor_critic.context.pool(self.policy_params, read)
     lead = features.state.shape[:-1]
 
@@ -246,8 +244,9 @@ class _Imagination:
     return {
       'reward': self.model.reward(self.model_params, features).mean(),
       'discount': self.model.discount(self.model_params, features),
-      'values': values_of(self.policy_params),
-      'slow_values': values_of(self.slow_critic),
+      'values': jax.tree.map(
+        jnp.minimum, values_of(self.policy_params), values_of(self.slow_critic)
+      ),
     }
 
 

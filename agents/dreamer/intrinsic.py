@@ -160,7 +160,7 @@ def evidence(
 ) -> jax.Array:
   """The next evidence that real returns differ, [] float32 in [0, 1]: weight of the task's advantage.
 
-    evidence <- evidence + RETURN_RATE max(0, min(1, largest / (RELATIVE_FLOOR return_floor)) - evidence)
+    evidence <- evidence + RETURN_RATE max(0, min(1, largest / (LEAST_DIFFERENCE return_floor)) - evidence)
 
   Where all steps are rewarded alike, values of a critic differ only by its errors, and a task's actor that
   learned from them would soon be certain of what no reward has taught.
@@ -170,7 +170,7 @@ def evidence(
     largest: [] float32, largest absolute value of `return_differences` in a batch.
     config: config of the agent, with the floor, below which differences are noise.
   """
-  found = jnp.minimum(1.0, largest / (dreamer_config.RELATIVE_FLOOR * config.return_floor))
+  found = jnp.minimum(1.0, largest / (dreamer_config.LEAST_DIFFERENCE * config.return_floor))
   return evidence + dreamer_config.RETURN_RATE * jax.nn.relu(found - evidence)
 
 

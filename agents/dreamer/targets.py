@@ -97,19 +97,17 @@ def imagined(
     # members disagree most there, and their novelty would set the scale of all others.
     counted = jnp.where(dreamt.start.weight > 0, return_[0], jnp.nan)[own[name]]
     first[name] = batch.gather(counted)
-  size = jnp.sum((weight * jnp.abs(all_returns[ac.TASK]))[:, own[ac.TASK]])
-  scales, divisors = ac.update_scales(scales, first, batch.mean(size), config)
+  scales = ac.update_scales(scales, first, config)
   evidence = scales.evidence if actor_critic.explores else 1.0
   joint, magnitudes = jnp.zeros_like(weight), {}
   for name, advantage in advantages.items():
     head_weight = evidence if name == ac.TASK else kinds[name].weight(config)
-    term = head_weight * (advantage / divisors[name])
+    term = head_weight * (advantage / scales.divisors[name])
     joint = joint.at[:, own[name]].add(term)
     magnitudes[f'{name}_advantage'] = jnp.sum(weight[:, own[name]] * jnp.abs(term))
   targets = ac.Targets(
     returns=all_returns,
     advantage=joint,
-    slow_values={name: value[:-1] for name, value in dreamt.slow_values.items()},
     weight=weight,
   )
-  return scales, targets, magnitudes | {'return_spread': divisors[ac.TASK]}
+  return scales, targets, magnitudes | {'return_spread': scales.divisors[ac.TASK]}

@@ -211,7 +211,7 @@ def gradient(policy, imagined):
     fill = lambda x: jnp.full((count, 18), x)
     heads = dict.fromkeys(policy.heads, fill(1.0))
     weight = jax.lax.dynamic_slice_in_dim(dream.weights(imagined), first, count)
-    targets = ac.Targets(heads, fill(1.0) * advantage, heads, weight)
+    targets = ac.Targets(heads, fill(1.0) * advantage, weight)
     return jax.grad(policy.loss, has_aux=True)(params, steps, targets)[0]
 
   return lambda params, advantage, first, count: jax.device_get(

@@ -255,7 +255,7 @@ def loss_of(policy, params, read, choice, advantage):
   steps = ac.ImaginedSteps(read, choice, jnp.ones((*shape, errands.NUM_BUTTONS), bool))
   zeros = {name: jnp.zeros(shape) for name in policy.heads}
   weight = jnp.full(shape, 1 / np.prod(shape))
-  targets = ac.Targets(zeros, advantage, zeros, weight)
+  targets = ac.Targets(zeros, advantage, weight)
   return policy.loss(params, steps, targets)
 
 

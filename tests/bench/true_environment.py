@@ -92,7 +92,7 @@ def main():
       keys = jax.random.split(key, 1 + flags.dreams)
       before, action, choice, mask, read = decide(params, keys[0], before, timestep)
       state, following = step_all(keys[1:], state, action)
-      judged = values(params, read), values(slow, read)
+      judged = jax.tree.map(jnp.minimum, values(params, read), values(slow, read))
       arrived = following.reward, following.discount
       return (state, following, before), (read, choice, mask, arrived, judged)
 
@@ -107,7 +107,7 @@ def main():
     return dream.Dream(
       dream.Start(None, first, none[0], weight, None), cut(read), jnp.zeros_like(reward),
       cut(choice), cut(mask), reward,
-      jnp.where(ended, 0.0, discount), *judged, jnp.int32(horizon), {},
+      jnp.where(ended, 0.0, discount), judged, jnp.int32(horizon), {},
     )  # fmt: skip
 
   def update(carry: Any, key: Any) -> tuple[Any, jax.Array]:
@@ -129,7 +129,9 @@ def main():
     change, optimizer_state = optimizer.update(grads, optimizer_state)
     faster = jax.tree.map(lambda x: dreamer_config.CRITIC_RATE * x, policy.critics(change))
     params = optax.apply_updates(params, change | faster)
-    slow = optax.incremental_update(policy.critics(params), slow, dreamer_config.SLOW_CRITIC_RATE)
+    critic = policy.in_units(policy.critics(params), scales.divisors)
+    params, slow = params | critic, policy.in_units(slow, scales.divisors)
+    slow = optax.incremental_update(critic, slow, dreamer_config.SLOW_CRITIC_RATE)
     reward = jnp.sum(aims.weight * dreamt.reward[1:])
     return ((params, slow, optimizer_state, scales), now, seen, number + 1), reward
 

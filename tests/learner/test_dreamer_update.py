@@ -93,6 +93,15 @@ def test_imagination_after_a_last_step_does_not_scale_advantages(dreamer, one_de
   assert after._replace(evidence=before.evidence) == before
 
 
+def test_critics_are_in_the_units_of_the_newest_scales(dreamer, one_device):
+  one_device.begin().step(make_batch(dreamer))
+  state = one_device.arrays()
+  assert state.scales.divisors[NOVELTY] != 1  # as it was before
+  for name, head in (('critic', TASK), ('explorer_critic', NOVELTY)):
+    for critics in (state.params['actor_critic'], state.slow_critic):
+      np.testing.assert_array_equal(critics[name]['units'], [state.scales.divisors[head]])
+
+
 def test_range_of_returns_is_a_bias_corrected_float32_average(dreamer, one_device):
   """After one update with returns 5 apart, another one counts for half, and is not rounded."""
   batch, rate = make_batch(dreamer), dreamer_config.RETURN_RATE
@@ -136,7 +145,7 @@ def targets_of(dreamer, rewards, values, known=None, evidence=1.0, **of_dream):
   dreamt = dream.Dream(
     start=start, read=None, novelty=rewards[NOVELTY], mask=None, reward=rewards[TASK],
     choice=jnp.zeros((num_steps, batch), jnp.int32), discount=jnp.ones((num_steps + 1, batch)),
-    values=values, slow_values=values, horizon=jnp.int32(num_steps),
+    values=values, horizon=jnp.int32(num_steps),
     rewards={name: rewards[name] for name in dreamer.model.rewards},
   )._replace(**of_dream)  # fmt: skip
   target = functools.partial(
@@ -296,7 +305,7 @@ def test_value_loss_does_not_pool_over_the_end_of_an_episode():
   other, later = jax.tree.map(np.array, features), np.array(batch.reward)
   for part in other:
     part[2] += 10
-  later[4:] += 1e8  # the bins of this critic are far apart
+  later[4:] += 1.0
   change, expected = (float(loss(other, x) - loss(features, x)) for x in (later, batch.reward))
   assert abs(expected) > 0.1 and abs(loss(features, later) - loss(features, batch.reward)) > 0.1
   assert change == pytest.approx(expected, rel=1e-4)
@@ -398,4 +407,4 @@ def test_without_novelty_the_critic_has_one_head(changes):
   state = initial(dreamer)
   assert list(state.scales.ranges) == [TASK]
   assert intrinsic.EXPLORING not in state.statistics
-  assert state.slow_critic['critic']['rest']['Dense_0']['bias'].shape == (dreamer.config.num_bins,)
+  assert state.slow_critic['critic']['rest']['Dense_0']['bias'].shape == (1,)

@@ -128,9 +128,7 @@ def test_dreamer_samples_legal_choices_and_its_actor_learns_from_them(world):
   )
   zeros = {name: jnp.zeros((num_steps, NUM_WORLDS)) for name in policy.heads}
   ones = jnp.ones((num_steps, NUM_WORLDS))
-  targets = actor_critic.Targets(
-    returns=zeros, slow_values=zeros, advantage=ones, weight=0.1 * ones
-  )
+  targets = actor_critic.Targets(returns=zeros, advantage=ones, weight=0.1 * ones)
   params = state.params['actor_critic']
   grads, _ = jax.jit(jax.grad(policy.loss, has_aux=True))(params, steps, targets)
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(grads))
