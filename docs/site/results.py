@@ -37,9 +37,7 @@ SHOWN = {
   'snake': 'Snake (jumanji)',
   'hackmatrix': 'HackMatrix',
 }
-# Commits that make the present agent's updates: the first where nothing is a grid, the second where no grid
-# has amounts.
-PRESENT = '8b3a7091', '861bc648', 'c39aadcf'
+PRESENT = ('08bcb490',)  # commits that make the present agent's updates
 DRAWN = {
   'cartpole': 'CartPole',
   'deep_sea_12': 'DeepSea of size 12',
