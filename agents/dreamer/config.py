@@ -12,9 +12,8 @@ LEAST_ACTING = 0.125  # least share of the environments of either actor, once re
 NEW_UPDATES = 128  # updates for which a sequence counts as new: an unroll may take 64 of them
 # Samples of new sequences, about, and the least number of them that say what an actor earns.
 SAMPLES_COMPARED, LEAST_COMPARED = 512, 16
-LEAST_DIFFERENCE = (
-  0.1  # of real returns, in units of `return_floor`, that counts in full: `intrinsic.evidence`
-)
+# Difference of real returns, in units of `return_floor`, that counts in full: see `intrinsic.evidence`.
+LEAST_DIFFERENCE = 0.1
 NOVELTY_FLOOR = 1e-3  # least divisor of novelty's advantages
 EXPLORER_ENTROPY = 0.4  # share of the largest entropy at which the explorer's has its usual weight
 CERTAINTY_EXPONENT = 5.0  # log of the weight for a certain explorer: `explorer_entropy_weight`
