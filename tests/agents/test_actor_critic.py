@@ -413,5 +413,4 @@ def test_loss_of_a_critic_and_its_gradient_do_not_depend_on_the_scale_of_returns
   jax.tree.map(
     functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), learned(10), learned(1)
   )
-  (_, same), (_, other) = learned(1), learned(np.float32(1e-3))
-  assert (same[ac.UNITS] == 0).all() and (other[ac.UNITS] == 0).all()
+  assert (learned(10)[1][ac.UNITS] == 0).all()  # no optimizer changes them
