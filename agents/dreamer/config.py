@@ -17,7 +17,7 @@ LEAST_DIFFERENCE = 0.1
 NOVELTY_FLOOR = 1e-3  # least divisor of novelty's advantages
 EXPLORER_ENTROPY = 0.4  # share of the largest entropy at which the explorer's has its usual weight
 CERTAINTY_EXPONENT = 5.0  # log of the weight for a certain explorer: `explorer_entropy_weight`
-INTRINSIC_FLOOR = 0.1  # the same for other intrinsic rewards
+INTRINSIC_FLOOR = 0.1  # least divisor of the advantages of other intrinsic rewards
 LATENTS = ('categorical', 'gaussian')  # keys of `distributions.LATENTS`
 AVERAGE_CHANGE_RATE = 0.02  # of the moving average of the networks that novelty reads
 # Rates of the fast and slow averages of novelty, which give improvement: see `intrinsic.update`.

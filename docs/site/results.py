@@ -128,11 +128,17 @@ def leaderboard(rows: Sequence[Row]) -> Lines:
       continue  # its reward says nothing
     target, text = task.target, f'{task.target:g}' if task.target is not None else '–'
     baseline = [row['final'] for row in groups[suite.BASELINE] if row['final'] is not None]
-    if target is None and task.times_ppo is not None:
+    of_ppo = target is None
+    if of_ppo:
       text = f'{task.times_ppo:g} x PPO'
-      target = statistics.median(baseline) * task.times_ppo if baseline else None
+      least = [row['random'] for row in groups[suite.BASELINE] if row['random'] is not None]
+      multiple = [statistics.median(baseline) * task.times_ppo] if baseline else []
+      target = max(multiple + least, default=None)  # PPO may be worse than a random policy
+    reached = {agent: _reached(task, groups[agent], target) for agent in NAMES}
+    if of_ppo:
+      reached[suite.BASELINE] = '–'
     lines.append((
-      task.name, f'{task.steps:,}', text, *(_reached(task, groups[agent], target) for agent in NAMES),
+      task.name, f'{task.steps:,}', text, *reached.values(),
       *(table.median(groups[agent], 'cpu_minutes') for agent in NAMES), PUBLISHED.get(task.name, '–'),
       ', '.join(dict.fromkeys(row['commit'][:7] for row in groups[OURS])) or '–',
     ))  # fmt: skip

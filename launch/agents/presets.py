@@ -79,7 +79,7 @@ def _at_large(
 
 
 def plain(preset: Preset) -> Preset:
-  """Makes a preset of the dreamer DreamerV3-like: one transition model, no intrinsic reward, 15 imagined steps.
+  """Makes a preset of the dreamer have one transition model, no intrinsic reward, 15 imagined steps.
 
   This is the baseline for the ensemble, the intrinsic rewards and the adaptive horizon.
   """

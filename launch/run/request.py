@@ -31,8 +31,8 @@ class TrainRequest:
     cognition: switch on all parts of docs/cognition.md that suit the environment and are not set
       otherwise: slots, episodic memory, workspace, survival, empowerment and learning progress.
     env: an environment of `hephaestus environments`, or package.module:Class (default: catch).
-    agent: dreamer, plain, ppo, or package.module:Class (default: dreamer); plain is a baseline like
-      DreamerV3, without novelty.
+    agent: dreamer, plain, ppo, or package.module:Class (default: dreamer); plain is the dreamer
+      with one transition model, no novelty and 15 imagined steps.
     run: folder of the run (default: a new one).
     steps: environment steps to collect in total.
     seed: random seed of the whole run (default: 0).
