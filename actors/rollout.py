@@ -107,8 +107,8 @@ def make_unroll(
     is_rendered: whether frames of the environments are wanted, see `HostEnvironment.make`.
   """
   exploring = agent.exploring if explore else None
-  roles = lambda params: (
-    jnp.zeros(num_envs, bool) if exploring is None else exploring(params, num_envs)
+  roles = lambda params, key: (
+    jnp.zeros(num_envs, bool) if exploring is None else exploring(params, key, num_envs)
   )
 
   def act(params: Tree, key: chex.PRNGKey, policy_state: Tree, timestep: Tree, explores: jax.Array):
@@ -129,7 +129,7 @@ class _Policy(NamedTuple):
 
   agent: agent_lib.Agent  # the agent
   # acting params -> [N] bool, environments in which its explorer acts
-  roles: Callable[[Tree], jax.Array]
+  roles: Callable[[Tree, chex.PRNGKey], jax.Array]
   # (acting params, key, policy state, time step, roles) -> as `Agent.act`
   act: Callable[..., tuple[Tree, experience.Decision]]
 
@@ -206,8 +206,8 @@ class _TracedUnroll:
 
   def unroll(self, params: Tree, key: chex.PRNGKey, state: UnrollState, version, actor_id):
     num_envs = self._num_envs
-    identity_key, steps_key = jax.random.split(key)
-    explores = self._policy.roles(params)
+    identity_key, roles_key, steps_key = jax.random.split(key, 3)
+    explores = self._policy.roles(params, roles_key)
     # All keys at once: for a small environment, splitting keys at each step is much of the work.
     next_state, ((timesteps, decisions), episodes) = jax.lax.scan(
       lambda state, keys: self._step(params, explores, state, keys),
@@ -298,8 +298,8 @@ class _HostUnroll:
     self._env_state: Any = None  # of the newest state
 
     def start(key: chex.PRNGKey):
-      identity_key, steps_key = jax.random.split(key)
-      return jax.random.bits(identity_key, (num_envs,), jnp.uint32), steps_key
+      identity_key, roles_key, steps_key = jax.random.split(key, 3)
+      return jax.random.bits(identity_key, (num_envs,), jnp.uint32), roles_key, steps_key
 
     def act(
       params: Tree, key: chex.PRNGKey, t: Any, policy_state: Tree, timestep: Tree, explores: Any
@@ -346,8 +346,8 @@ class _HostUnroll:
     if state.env_state is not self._env_state:
       raise ValueError('state: its environments were stepped or reset since; pass the newest state')
     num_envs, sequence_length = self._num_envs, self._sequence_length
-    identity, key = self._start(key)
-    explores = self._roles(params)
+    identity, roles_key, key = self._start(key)
+    explores = self._roles(params, roles_key)
     policy_state = state.policy_state
     timesteps = self._empty(num_envs, sequence_length)
     observed = timesteps._replace(metrics={})

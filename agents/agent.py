@@ -52,8 +52,8 @@ class Agent(NamedTuple):
     foresee: (params, key, observation [T, ...], action [T, ...], context [] int32) ->
       Foresight of one episode that begins at step 0, of which the model observes `context` steps;
       None for an agent without a model.
-    exploring: (acting params, number of parallel environments N) -> [N] bool, environments in which an
-      explorer should act while experience is collected; None for an agent that has one policy.
+    exploring: (acting params, PRNG key, number of parallel environments N) -> [N] bool, environments in
+      which an explorer should act while experience is collected; None for an agent that has one policy.
   """
 
   init_params: Callable[[chex.PRNGKey], Tree]
@@ -63,7 +63,7 @@ class Agent(NamedTuple):
   act: Callable[..., tuple[Tree, Any]]
   explain: Callable[..., tuple[Tree, Any]] | None = None
   foresee: Callable[..., Foresight] | None = None
-  exploring: Callable[[Tree, int], jax.Array] | None = None
+  exploring: Callable[[Tree, chex.PRNGKey, int], jax.Array] | None = None
 
 
 def all_params(train: Any) -> Tree:

@@ -374,8 +374,8 @@ class Scaled(NamedTuple):
     return self.unit * self.output
 
   def loss(self, target: jax.Array) -> jax.Array:
-    """Huber's loss, [...] float32, of `target` [...], quadratic up to an error of one unit."""
-    return optax.losses.huber_loss(self.output, target / self.unit)
+    """Half of the squared error, [...] float32, of `target` [...]."""
+    return optax.losses.l2_loss(self.output, target / self.unit)
 
 
 class TwoHot(NamedTuple):

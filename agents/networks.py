@@ -95,6 +95,7 @@ class MLP(nn.Module):
   output_size: int | None = None  # None to stop at the last hidden layer
   output_scale: float = 1.0  # initial scale of the output's kernel; 0 starts it at zero
   dtype: Any = jnp.float32  # of the computation and the output
+  output_dtype: Any = None  # of the output layer, if another
   activation: str = 'silu'  # of the hidden layers, a key of ACTIVATIONS
   layer_norm: bool = True  # whether hidden layers have a layer norm; without it they have a bias
   hidden_init: Any = None  # initialiser of the hidden kernels; None for LeCun normal
@@ -119,7 +120,8 @@ class MLP(nn.Module):
     kernel_init: Any = nn.initializers.zeros
     if self.output_scale:
       kernel_init = scaled(self.output_scale, 'fan_in', 'truncated_normal')
-    output = Dense(self.output_size, dtype=self.dtype, kernel_init=kernel_init)(*parts)
+    dtype = self.output_dtype or self.dtype
+    output = Dense(self.output_size, dtype=dtype, kernel_init=kernel_init)(*parts)
     return output.reshape(*axes, self.output_size)
 
 
@@ -168,6 +170,7 @@ class Towers(nn.Module):
   output_size: int
   output_scale: float
   dtype: Any = jnp.float32
+  output_dtype: Any = None
 
   @nn.compact
   def __call__(
@@ -186,7 +189,7 @@ class Towers(nn.Module):
       if sum(part.shape[-1] for part in parts)
     ]
     shape = self.hidden_size, self.num_layers - 1, self.output_size, self.output_scale
-    return MLP(*shape, dtype=self.dtype, name='rest')(*towers)
+    return MLP(*shape, self.dtype, self.output_dtype, name='rest')(*towers)
 
 
 AROUND = tuple((row, column) for row in (-1, 0, 1) for column in (-1, 0, 1))

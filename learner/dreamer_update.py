@@ -216,7 +216,7 @@ class DreamerUpdate:
     grads = devices_lib.over_devices(grads)
     updates, opt_state = self.model_optimizer.update(grads, state.model_opt_state)
     params = optax.apply_updates(before, updates)
-    statistics = model.averages(params, statistics, devices_lib.over_devices(moments))
+    statistics = model.averages(params, statistics, moments, BATCH)
     counts = ~posterior.first
     metrics['gradient_norm'] = optax.global_norm(grads)
     metrics['kl_after_first'] /= devices_lib.over_devices(jnp.mean(counts))
@@ -289,7 +289,7 @@ class DreamerUpdate:
     critics = self.dreamer.actor_critic.critics
     faster = jax.tree.map(lambda x: dreamer_config.CRITIC_RATE * x, critics(updates))
     params = optax.apply_updates(params, updates | faster)
-    in_units = lambda of: self.dreamer.actor_critic.in_units(of, scales.divisors)
+    in_units = lambda of: self.dreamer.actor_critic.in_units(of, scales.units)
     critic, slow_critic = in_units(critics(params)), in_units(state.slow_critic)
     params |= critic
     slow_critic = optax.incremental_update(critic, slow_critic, dreamer_config.SLOW_CRITIC_RATE)
@@ -365,7 +365,9 @@ class DreamerUpdate:
     differences = intrinsic.return_differences(
       sequence.reward, sequence.discount, follows, BATCH.mean, gamma=config.gamma
     )
-    largest = BATCH.largest(jnp.max(jnp.abs(differences)))
+    largest = BATCH.largest(
+      jnp.max(jnp.abs(intrinsic.discounted(differences, follows, config.gamma)))
+    )
     evidence = intrinsic.evidence(state.scales.evidence, largest, config)
     explores = self.dreamer.actor_critic.explored(sequence)[0]
     is_new = sequence.version >= state.step - dreamer_config.NEW_UPDATES

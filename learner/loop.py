@@ -71,10 +71,7 @@ class Update(Protocol):
 
 
 class FusedUpdate(Update, Protocol):
-  """The update of an on-policy agent that can train in one process, where no queue counts its steps.
-
-  Its train state is a NamedTuple, and also has a field `opt_state`, which --reset-moments resets.
-  """
+  """The update of an on-policy agent that can train in one process, where no queue counts its steps."""
 
   @property
   def environment_step(self) -> Callable[[Any], int]:

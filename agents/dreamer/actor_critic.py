@@ -15,6 +15,7 @@ and after rewards are found. Each actor imagines dreams of its own, half of all.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -95,56 +96,76 @@ class Targets(NamedTuple):
   weight: jax.Array
 
 
+class Spread(NamedTuple):
+  """How far returns of a head of a critic differ in a batch of imagination rollouts, [] float32 each.
+
+  NaN where there are none. Or a moving average of each, a `returns.Average`.
+
+  Attributes:
+    range: `returns.percentile_range` of the returns at the starts.
+    error: mean square of the errors G - V over all imagined steps.
+    advantage: mean square of the centred errors.
+  """
+
+  range: Any
+  error: Any
+  advantage: Any
+
+
 class Scales(NamedTuple):
   """Running statistics of returns; equal on all replicas.
 
   Attributes:
-    ranges: moving average of `returns.percentile_range` of the returns of each head, by its name.
+    spreads: moving averages of each head of a critic, by its name.
     divisors: divisor of the advantages of each head, [] float32 by its name; see `update_scales`.
+    units: unit of the values of each head, likewise.
     evidence: [] float32 in [0, 1], that real returns differ: see `intrinsic.evidence`.
   """
 
-  ranges: dict[str, returns.Average]
+  spreads: dict[str, Spread]
   divisors: dict[str, jax.Array]
+  units: dict[str, jax.Array]
   evidence: jax.Array
 
 
 def initial_scales(heads: tuple[str, ...]) -> Scales:
   """Scales before any returns; `heads` are the names of the critic's heads."""
-  ranges = {name: returns.no_average() for name in heads}
-  return Scales(ranges, {name: jnp.ones(()) for name in heads}, jnp.zeros((), jnp.float32))
+  spreads = {name: Spread(*(returns.no_average() for _ in Spread._fields)) for name in heads}
+  divisors, units = ({name: jnp.ones(()) for name in heads} for _ in range(2))
+  return Scales(spreads, divisors, units, jnp.zeros((), jnp.float32))
 
 
 def update_scales(
-  scales: Scales,
-  first: Mapping[str, jax.Array],
-  config: dreamer_config.DreamerConfig,
+  scales: Scales, observed: Mapping[str, Spread], config: dreamer_config.DreamerConfig
 ) -> Scales:
-  """Updates the scales of advantages with the returns of one batch of imagination rollouts.
+  """Updates the scales of advantages and values with one batch of imagination rollouts.
 
-    divisor = max(range of the task's returns, return_floor)
-    divisor = max(range of its returns, NOVELTY_FLOOR or INTRINSIC_FLOOR), of an intrinsic reward
+    divisor = max(range of returns, root mean square of centred errors, floor)
+    unit    = max(divisor, root mean square of errors)
 
-  where range is a moving average over batches of the range from the 5th to the 95th percentile. Below
-  the floors an advantage shrinks with the differences of returns.
+  where range is from the 5th to the 95th percentile, all are of moving averages over batches, and floor is
+  `return_floor` for the task, for an intrinsic reward NOVELTY_FLOOR or INTRINSIC_FLOOR. Below the floors an
+  advantage shrinks with the differences of returns. Of large returns that are rare the range is 0: by the
+  errors advantages, and errors of values in their units, are at most 1 on average.
 
   Args:
     scales: the scales so far.
-    first: [...] float32, returns at the starts of the rollouts on all devices, for each head of the
-      critic by its name; NaN leaves one out.
+    observed: of each head of the critic by its name.
     config: config of the agent.
 
   Returns:
     The next scales.
   """
   floors = {TASK: config.return_floor, NOVELTY: dreamer_config.NOVELTY_FLOOR}
-  averages, divisors = {}, {}
-  for name, average in scales.ranges.items():
-    averages[name], range_ = returns.update_average(
-      average, returns.percentile_range(first[name]), rate=dreamer_config.RETURN_RATE
-    )
-    divisors[name] = jnp.maximum(range_, floors.get(name, dreamer_config.INTRINSIC_FLOOR))
-  return Scales(averages, divisors, scales.evidence)
+  follow = functools.partial(returns.update_average, rate=dreamer_config.RETURN_RATE)
+  spreads, divisors, units = {}, {}, {}
+  for name, new in observed.items():
+    averages, values = zip(*map(follow, scales.spreads[name], new), strict=True)
+    spreads[name], average = Spread(*averages), Spread(*values)
+    floor = floors.get(name, dreamer_config.INTRINSIC_FLOOR)
+    divisors[name] = jnp.maximum(jnp.maximum(average.range, jnp.sqrt(average.advantage)), floor)
+    units[name] = jnp.maximum(divisors[name], jnp.sqrt(average.error))
+  return Scales(spreads, divisors, units, scales.evidence)
 
 
 def explorer_entropy_weight(policy) -> jax.Array:
@@ -225,15 +246,16 @@ class ActorCritic:
 
   def _modules(self) -> dict[str, networks_lib.Towers]:
     config = self.config
-    mlp = lambda layers, size, scale: networks_lib.Towers(
-      config.hidden_size, layers, size, scale, dtype=config.dtype
+    mlp = functools.partial(
+      networks_lib.Towers, config.hidden_size, config.policy_layers, dtype=config.dtype
     )
     actors = (ACTOR, EXPLORER) if self.explores else (ACTOR,)
+    size = self.networks.actions.num_outputs
+    # In bfloat16 values of 97 would lie 0.5 apart.
+    critic = functools.partial(mlp, output_scale=0.0, output_dtype=jnp.float32)
     return {
-      **{
-        name: mlp(config.policy_layers, self.networks.actions.num_outputs, 0.01) for name in actors
-      },
-      **{name: mlp(config.policy_layers, len(heads), 0.0) for name, heads in self._critics.items()},
+      **{name: mlp(output_size=size, output_scale=0.01) for name in actors},
+      **{name: critic(output_size=len(heads)) for name, heads in self._critics.items()},
     }
 
   def init(self, key: chex.PRNGKey) -> Tree:

@@ -131,10 +131,10 @@ class _Acting:
       agent_lib.STATISTICS: acting,
     }
 
-  def exploring(self, params: Tree, num_envs: int) -> jax.Array:
-    """See `Agent.exploring`: the first environments, as many as the share of `intrinsic.exploring`."""
+  def exploring(self, params: Tree, key: chex.PRNGKey, num_envs: int) -> jax.Array:
+    """See `Agent.exploring`: the first environments, on average as many as the share of `intrinsic.exploring`."""
     share = params[agent_lib.STATISTICS][intrinsic.EXPLORING]
-    return jnp.arange(num_envs) + 0.5 < share * num_envs
+    return jnp.arange(num_envs) + jax.random.uniform(key) < share * num_envs
 
   def initial_policy_state(self, num_envs: int) -> PolicyState:
     return PolicyState(self.model.rssm.initial(num_envs), self.policy.context.initial(num_envs))

@@ -109,8 +109,9 @@ def rollout(
     actor_critic,
     cast(world),
     model.rssm.cast(model.rssm.matrices(world)),
-    cast(params['actor_critic']),
-    cast(slow_critic),
+    # Critics are read in few turns, and in float32 by their last layer.
+    cast(params['actor_critic']) | actor_critic.critics(params['actor_critic']),
+    slow_critic,
     member,
     step_keys,
     explore,
@@ -127,9 +128,9 @@ class _Imagination:
   Attributes:
     model: the world model.
     actor_critic: the policies that act, and the critic.
-    model_params: parameters of the world model, with kernels in the compute dtype, as those below.
+    model_params: parameters of the world model, with kernels in the compute dtype.
     matrices: its matrices in the compute dtype, see `RSSM.matrices`.
-    policy_params: parameters of the actor-critic.
+    policy_params: parameters of the actor-critic, with kernels in the compute dtype but for critics.
     slow_critic: parameters of the slow critic.
     member: [B'] int32, the member whose prior each dream samples.
     keys: [B'] PRNG keys, one for each dream.

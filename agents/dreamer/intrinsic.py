@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from hephaestus.agents import returns
 from hephaestus.agents.dreamer import config as dreamer_config
 
 EXPLORING = 'exploring'
@@ -97,7 +98,8 @@ def update(
   largest = jnp.where(trained, jnp.maximum(state.largest, corrected_slow), 0.0)
   difference = jnp.maximum(corrected_slow - corrected_fast, corrected_fast - largest)
   improvement = jnp.clip(difference / (corrected_slow + 1e-8), 0.0, 1.0)
-  is_bored = improvement < dreamer_config.LEAST_IMPROVEMENT
+  # The novelty of a single member is 0, which is no reason to dream less far.
+  is_bored = (improvement < dreamer_config.LEAST_IMPROVEMENT) & (config.ensemble_size > 1)
   change = jnp.where(is_bored, dreamer_config.BOREDOM_RISE, -dreamer_config.BOREDOM_FALL)
   boredom = jnp.clip(state.boredom + change, 0.0, 1.0)
   horizon = jnp.round(config.horizon_max - boredom * (config.horizon_max - config.horizon_min))
@@ -155,6 +157,17 @@ def return_differences(
   return jnp.where(follows, difference, 0.0)
 
 
+def discounted(differences: jax.Array, follows: jax.Array, gamma: float) -> jax.Array:
+  """Discounted sums of later `return_differences` of the same episode, [T - 1, B] float32, up to the last step.
+
+  Many small rewards make as large a return as a single large one.
+  """
+  nothing = jnp.zeros_like(differences)
+  return returns.lambda_returns(
+    differences, follows.astype(jnp.float32), nothing, gamma=gamma, lambda_=1.0
+  )
+
+
 def evidence(
   evidence: jax.Array, largest: jax.Array, config: dreamer_config.DreamerConfig
 ) -> jax.Array:
@@ -167,7 +180,7 @@ def evidence(
 
   Args:
     evidence: [] float32, the evidence so far, 0 at first.
-    largest: [] float32, largest absolute value of `return_differences` in a batch.
+    largest: [] float32, largest absolute value of `discounted` differences in a batch.
     config: config of the agent, with the floor, below which differences are noise.
   """
   found = jnp.minimum(1.0, largest / (dreamer_config.LEAST_DIFFERENCE * config.return_floor))

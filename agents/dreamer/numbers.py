@@ -12,6 +12,7 @@ import numpy as np
 
 from hephaestus.agents import kernels, networks
 from hephaestus.agents import observation as observation_lib
+from hephaestus.agents.dreamer import sockets
 
 MAX_COPY = 0.999
 """Largest predicted probability that a number stays as it was, so that a change always has a gradient."""
@@ -24,6 +25,9 @@ MIN_ERROR = 1e-4
 
 MIN_FRACTION = 0.01
 """Least `between` or `off_level` of a number that has other values than 0 and 1, or than its levels."""
+
+LARGEST = 'between', 'off_level'
+"""Statistics of which a batch's is the largest of its parts, not their mean; of grids with a suffix."""
 
 OPEN = 0.01
 """Least probability that a number changes, and that it does not, where changes exclude each other: `occurs`."""
@@ -224,7 +228,7 @@ class Kind(abc.ABC):
     """Initial values of the running statistics, arrays by name."""
 
   @abc.abstractmethod
-  def moments(self, numbers: jax.Array) -> dict[str, jax.Array]:
+  def moments(self, numbers: jax.Array, statistics: Any) -> dict[str, jax.Array]:
     """The contribution of one batch [T, B, N] to each of the statistics other than errors."""
 
   def read(self, flat: jax.Array) -> jax.Array:
@@ -277,7 +281,7 @@ class Counted(Kind):
       statistics |= {self.named(name): x for name, x in counts.items()}
     return statistics
 
-  def moments(self, numbers: jax.Array) -> dict[str, jax.Array]:
+  def moments(self, numbers: jax.Array, statistics: Any) -> dict[str, jax.Array]:
     # The largest, not the mean: a rare fraction, such as a grey pixel, is none to be rounded.
     moments = {self.named('between'): jnp.max(4 * numbers * (1 - numbers), axis=(0, 1))}
     if self.grid:
@@ -519,7 +523,7 @@ class Levels(Kind):
     """`off_level` [N]: the largest distance from a level in a batch, in levels; none where exact."""
     return {} if self.is_exact else {self.named('off_level'): jnp.ones(len(self.indices))}
 
-  def moments(self, numbers: jax.Array) -> dict[str, jax.Array]:
+  def moments(self, numbers: jax.Array, statistics: Any) -> dict[str, jax.Array]:
     if self.is_exact:
       return {}
     levels = numbers * (self.count - 1)
@@ -596,12 +600,13 @@ class Real(Kind):
     return observation_lib.REAL_LEVELS if few else 0
 
   def initial_statistics(self) -> dict[str, jax.Array]:
-    """`mean`, `square`, `error` [N]: moments of the numbers, and their squared error, see `errors`."""
+    """`mean`, `variance`, `error` [N]: of the numbers, and their squared error, see `errors`."""
     zeros, ones = jnp.zeros(len(self.indices)), jnp.ones(len(self.indices))
-    return {'mean': zeros, 'square': ones, 'error': ones}
+    return {'mean': zeros, 'variance': ones, 'error': ones}
 
-  def moments(self, numbers: jax.Array) -> dict[str, jax.Array]:
-    means = {'mean': numbers, 'square': jnp.square(numbers)}
+  def moments(self, numbers: jax.Array, statistics: Any) -> dict[str, jax.Array]:
+    # Squares about the mean so far: of 1e4 +- 10, in symlog, those about 0 have too few digits in float32.
+    means = {'mean': numbers, 'variance': jnp.square(numbers - statistics['mean'])}
     return {name: jnp.mean(x, axis=(0, 1)) for name, x in means.items()}
 
   def read(self, flat: jax.Array) -> jax.Array:
@@ -621,8 +626,7 @@ class Real(Kind):
 
   def scale(self, statistics: Any) -> jax.Array:
     """[N] standard deviations."""
-    variance = statistics['square'] - jnp.square(statistics['mean'])
-    return jnp.sqrt(jnp.maximum(variance, 0.0)) + 1e-4
+    return jnp.sqrt(statistics['variance']) + 1e-4
 
   def predict(self, outputs: jax.Array, before: Before, statistics: Any) -> jax.Array:
     base = jnp.where(before.follows > 0, before.numbers, statistics['mean'])
@@ -772,30 +776,43 @@ class Numbers:
       statistics |= kind.initial_statistics()
     return statistics | {'count': jnp.zeros(())}
 
-  def moments(self, numbers: jax.Array, error: jax.Array) -> dict[str, jax.Array]:
+  def moments(
+    self, numbers: jax.Array, error: jax.Array, statistics: dict[str, jax.Array]
+  ) -> dict[str, jax.Array]:
     """Statistics of one batch for `updated`, less `change`.
 
     Args:
       numbers: [T, B, F] float32, observed.
       error: [T, B, R] float32, squared errors from `loss`.
+      statistics: running statistics before the batch.
     """
     moments: dict[str, jax.Array] = {}
     for kind, part in zip(self.kinds, self._split(numbers), strict=True):
-      moments |= kind.moments(part)
+      moments |= kind.moments(part, statistics)
     if self.num_reals:
       moments['error'] = jnp.mean(jnp.minimum(error, 1.0), axis=(0, 1))
     return moments
 
   def updated(
-    self, statistics: dict[str, jax.Array], moments: dict[str, jax.Array]
+    self, statistics: dict[str, jax.Array], moments: dict[str, jax.Array], batch: sockets.Batch
   ) -> dict[str, jax.Array]:
-    """Running statistics after one more batch: means over up to about 500 batches, 50 for `error`."""
+    """Running statistics after one more batch: means over up to about 500 batches, 50 for `error`.
+
+    `moments` are of each part of `batch`.
+    """
+    moments = {
+      name: batch.largest(x) if name.startswith(LARGEST) else batch.mean(x)
+      for name, x in moments.items()
+    }
     rate = jnp.maximum(1 / (statistics['count'] + 1), 0.002)
     rates = {name: jnp.maximum(rate, 0.02) if name == 'error' else rate for name in moments}
     followed = {
       name: statistics[name] + rates[name] * (new - statistics[name])
       for name, new in moments.items()
     }
+    if self.num_reals:
+      shift = followed['mean'] - statistics['mean']
+      followed['variance'] = jnp.maximum(followed['variance'] - jnp.square(shift), 0.0)
     return followed | {'count': statistics['count'] + 1}
 
   def read(self, observation: Any) -> jax.Array:

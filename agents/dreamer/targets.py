@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
+from hephaestus.agents import returns
 from hephaestus.agents.dreamer import actor_critic as ac
 from hephaestus.agents.dreamer import dream as dream_lib
 from hephaestus.agents.dreamer import sockets
@@ -83,7 +84,7 @@ def imagined(
   mean = lambda name, x: batch.mean(jnp.sum((weight * x[1:])[:, own[name]]))
   rewards = head_rewards(kinds, dreamt.reward, dreamt.rewards, mean)
   at_each_step = lambda x: batch.mean(jnp.sum(x, axis=1, keepdims=True))
-  all_returns, advantages, first = {}, {}, {}
+  all_returns, advantages, observed = {}, {}, {}
   for name in actor_critic.heads:
     value = dreamt.values[name]
     return_ = dream_lib.returns_of(
@@ -96,8 +97,13 @@ def imagined(
     # Starts of weight 0 are left out: no data teaches the model what follows a termination, so
     # members disagree most there, and their novelty would set the scale of all others.
     counted = jnp.where(dreamt.start.weight > 0, return_[0], jnp.nan)[own[name]]
-    first[name] = batch.gather(counted)
-  scales = ac.update_scales(scales, first, config)
+    total = batch.mean(share.sum())
+    square = lambda x, share=share, total=total: jnp.where(
+      total > 0, batch.mean(jnp.sum(share * jnp.square(x))) / total, jnp.nan
+    )
+    range_ = returns.percentile_range(batch.gather(counted))
+    observed[name] = ac.Spread(range_, square(error), square(error - centre))
+  scales = ac.update_scales(scales, observed, config)
   evidence = scales.evidence if actor_critic.explores else 1.0
   joint, magnitudes = jnp.zeros_like(weight), {}
   for name, advantage in advantages.items():

@@ -282,15 +282,16 @@ class WorldModel:
     stop = jax.lax.stop_gradient
     return loss, (*stop((posterior, expected_reward, moments | change_moments)), metrics)
 
-  def averages(self, params: Tree, statistics: Tree, moments: Tree) -> Tree:
+  def averages(self, params: Tree, statistics: Tree, moments: Tree, batch: sockets.Batch) -> Tree:
     """The model's statistics after an update, but for those of intrinsic rewards.
 
     Args:
       params: parameters of the world model after the update.
       statistics: its statistics before.
-      moments: moments of the batch, from `loss`, averaged over devices.
+      moments: moments of a part of the batch, from `loss`.
+      batch: reductions over the whole batch.
     """
-    updated = self.networks.numbers.updated(statistics[modules.NUMBERS], moments)
+    updated = self.networks.numbers.updated(statistics[modules.NUMBERS], moments, batch)
     statistics = statistics | {modules.NUMBERS: updated}
     if modules.CHANGE in params:
       statistics[modules.AVERAGE_CHANGE] = optax.incremental_update(
@@ -338,7 +339,8 @@ class WorldModel:
     if self.networks.cnn_specs:
       _, *images = codec.encode(sequence.observation)
       loss += codec.image_loss(decoded, images)
-    return loss, numbers.moments(observed, error), numbers.expected(predicted, before, statistics)
+    moments = numbers.moments(observed, error, statistics)
+    return loss, moments, numbers.expected(predicted, before, statistics)
 
   def _heads_loss(
     self, params: Tree, features: modules.Features, sequence: experience.Sequence

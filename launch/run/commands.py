@@ -127,9 +127,7 @@ def begin(request: request_lib.TrainRequest, config: Any) -> int:
       )  # refuses a checkpoint with other arrays
     print(*lines, sep='\n', flush=True)
     if prepared is not None:
-      return fused.train(
-        prepared, folder, reset_moments=request.reset_moments, profile=request.span
-      )
+      return fused.train(prepared, folder, profile=request.span)
     from hephaestus.launch.run import local  # whose packages a fused run does not need
 
     return local.train(config, folder, forks, exposed=request.expose, profile=request.span)

@@ -168,10 +168,9 @@ def train(
   prepared: Prepared,
   folder: pathlib.Path,
   *,
-  reset_moments: bool = False,
   profile: profile_lib.Span | None = None,
 ) -> int:
-  """Trains until the run is over, interrupted or failed; may trace updates, and reset the optimizer at first.
+  """Trains until the run is over, interrupted or failed; may trace updates.
 
   Returns:
     The exit code: 0 when finished or stopped by SIGTERM, 130 by Ctrl-C, 1 when a metric is not finite.
@@ -196,7 +195,6 @@ def train(
     source = (stepped.Stepped if is_on_host else unrolled.Unrolled)(
       program,
       max_environment_steps=config.max_environment_steps,
-      reset_moments=reset_moments,
       warn=monitor.warn,
     )
     loop = launch.make_loop(source, monitor.hooks)

@@ -44,7 +44,6 @@ class TrainRequest:
       that are not in JAX (default for ppo).
     origin: begin a new run with parameters and optimizer of a checkpoint of another, and with its config.
     expose: let other machines reach replay's port, which asks for no password.
-    reset_moments: reset the optimizer where a ppo run resumes with another number of environments.
     profile: trace these updates of the learner, and an actor meanwhile; such as 100:110.
   """
 
@@ -63,7 +62,6 @@ class TrainRequest:
     default=None, metadata={'name': 'from', 'metavar': 'RUN[@best|@STEP]'}
   )
   expose: bool = False
-  reset_moments: bool = False
   profile: str | None = dataclasses.field(default=None, metadata={'metavar': 'START:STOP'})
 
   def __post_init__(self):

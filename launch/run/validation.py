@@ -40,8 +40,6 @@ def validate(request: request_lib.TrainRequest, config: launch_config.Experiment
     raise ValueError(
       f'--fused: {config.agent_name} runs with actors of its own; leave it out, or give another --agent'
     )
-  if request.reset_moments and not (fused and record.on_policy):
-    raise ValueError('--reset-moments: is for fused runs of an on-policy agent; leave it out')
   if fused and config.actor.num_actors > 1:
     raise ValueError(
       f'actor.num_actors={config.actor.num_actors}: a fused run has no actors of its own; use 1, or '

@@ -33,9 +33,6 @@ _OTHER_ENVIRONMENTS = (
   'the saved environments do not fit actor.num_envs, or this version: all begin new episodes, with the '
   'parameters that were learned'
 )
-_OLD_MOMENTS = (
-  "; Adam's moments are calibrated for the batches of before: add --reset-moments to reset them"
-)
 
 
 def counted(episodes: Any) -> dict[str, jax.Array]:
@@ -355,7 +352,6 @@ class Unrolled(loop.Source):
   Args:
     program: the compiled program of unrolls and updates.
     max_environment_steps: environment steps of the run; the last update is the first to reach them.
-    reset_moments: whether the optimizer's state is reset where the run resumes.
     warn: called with a text if the saved environments do not fit, and are therefore reset.
   """
 
@@ -366,12 +362,11 @@ class Unrolled(loop.Source):
     program: FusedProgram,
     *,
     max_environment_steps: int,
-    reset_moments: bool = False,
     warn: Callable[[str], None] = lambda text: None,
   ):
     self._program = program
     self._max_environment_steps = max_environment_steps
-    self._reset_moments, self._warn = reset_moments, warn
+    self._warn = warn
     self._environment_step = 0
     self._versions: Any = ()  # of the replay's sequences, until the next update
     self._seconds_per_update = SECONDS_PER_CALL
@@ -385,20 +380,16 @@ class Unrolled(loop.Source):
   def restore(
     self, checkpointer: checkpoint_lib.Checkpointer, key: jax.Array
   ) -> tuple[FusedState, int] | None:
-    """As `Source.restore`; resets environments that do not fit, and the optimizer on request."""
+    """As `Source.restore`; resets environments that do not fit."""
     restored = checkpointer.restore(
       self.shapes(), may_differ=('worlds',), any_length=('replay.buffer.storage',)
     )
     if restored is None:
       return None
     state, step = restored
-    if state.worlds is None or self._reset_moments:
-      fresh = self.init(jax.random.fold_in(key, step))
-      if state.worlds is None:
-        state = state._replace(worlds=fresh.worlds)
-        self._warn(_OTHER_ENVIRONMENTS + ('' if self._reset_moments else _OLD_MOMENTS))
-      if self._reset_moments:
-        state = state._replace(train=state.train._replace(opt_state=fresh.train.opt_state))
+    if state.worlds is None:
+      state = state._replace(worlds=self.init(jax.random.fold_in(key, step)).worlds)
+      self._warn(_OTHER_ENVIRONMENTS)
     return state, step
 
   def place(self, whole: FusedState, step: int) -> FusedState:

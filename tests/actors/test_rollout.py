@@ -247,7 +247,7 @@ def test_explorer_acts_only_in_unrolls_that_collect_experience():
     action = jnp.zeros(NUM_ENVS, int) if explores is None else jnp.where(explores, 2, 1)
     return policy_state, experience.Decision(action, extras={})
 
-  exploring = lambda params, num_envs: jnp.arange(num_envs) < num_envs - 1
+  exploring = lambda params, key, num_envs: jnp.arange(num_envs) < num_envs - 1
   agent = rollout.random_agent(environment.action_spec)._replace(act=act, exploring=exploring)
   actions, roles = {}, {}
   for explore in (False, True):

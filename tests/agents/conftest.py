@@ -118,7 +118,7 @@ def make_params(param_shapes):
 
     def draw(path, leaf):
       x = rng.normal(size=leaf.shape)
-      statistics = ('square', 'error', 'between', 'off_level', 'change', 'count', 'units')
+      statistics = 'variance', 'square', 'error', 'between', 'off_level', 'change', 'count', 'units'
       if path[-1].key.startswith(statistics) and leaf.ndim < 2:
         return np.asarray(1 + np.abs(x), np.float32)
       if path[-1].key in ('kernel', 'output'):

@@ -316,8 +316,6 @@ def test_last_step_bootstraps_only_if_truncated_and_is_worth_0_if_terminated(rep
 
 def test_return_is_cut_where_the_actor_of_another_head_acted(policy, replayed):
   sequence, gradient, (params, features, reward) = replayed
-  # Large units, so that no error is beyond one, where the gradient stays the same.
-  params = params | policy.in_units(policy.critics(params), {name: 100.0 for name in policy.heads})
   explores = np.zeros((6, 3), bool)
   explores[:, 2] = True  # a stream of one episode
   later = np.array(reward)
@@ -350,14 +348,15 @@ def test_targets_of_replayed_steps_have_no_gradient(replayed):
 
 @pytest.fixture(scope='module')
 def follow(dreamer):
-  """(batches of first returns of task and novelty, scales before) -> scales."""
+  """(batches of ranges of task and novelty, scales before, squares of errors) -> scales."""
   update = jax.jit(functools.partial(ac.update_scales, config=dreamer.config))
 
-  def follow(*batches, scales=None):
+  def follow(*batches, scales=None, error=0.0, advantage=0.0):
     scales = scales or ac.initial_scales((ac.TASK, ac.NOVELTY))
     for task, novelty in batches:
-      first = {ac.TASK: np.float32(task), ac.NOVELTY: np.float32(novelty)}
-      scales = update(scales, first)
+      ranges = {ac.TASK: np.float32(task), ac.NOVELTY: np.float32(novelty)}
+      squares = np.float32(error), np.float32(advantage)
+      scales = update(scales, {name: ac.Spread(x, *squares) for name, x in ranges.items()})
     return jax.tree.map(np.asarray, scales)
 
   return follow
@@ -365,25 +364,35 @@ def follow(dreamer):
 
 def test_scale_of_the_task_is_the_range_of_its_returns_down_to_a_floor(follow, dreamer):
   floor = dreamer.config.return_floor
-  wide = follow(([0, 3 * floor], [0, 0])).divisors
-  assert wide[ac.TASK] == pytest.approx(0.9 * 3 * floor)
-  alike = follow(([0, 0], [0, 0])).divisors
-  assert alike[ac.TASK] == pytest.approx(floor)
+  assert follow((3 * floor, 0)).divisors[ac.TASK] == pytest.approx(3 * floor)
+  assert follow((0, 0)).divisors[ac.TASK] == pytest.approx(floor)
+
+
+def test_value_of_returns_that_are_rarely_large_is_their_mean(follow):
+  """Their range is 0, and their errors are large."""
+  returns = np.where(np.arange(100) < 3, 100, 0).astype(np.float32)
+  scales = follow((0, 0), error=400, advantage=100)
+  assert scales.divisors[ac.TASK] == pytest.approx(10)
+  unit = scales.units[ac.TASK]
+  assert unit == pytest.approx(20)
+  loss = lambda output: distributions.Scaled(jnp.full(100, output), unit).loss(returns).mean()
+  output, step = np.float32(0), jax.jit(lambda x: x - 0.5 * jax.grad(loss)(x))
+  for _ in range(30):
+    output = step(output)
+  np.testing.assert_allclose(unit * output, 3.0, rtol=1e-3)
 
 
 def test_scale_of_novelty_is_the_range_of_its_returns_down_to_a_floor(follow):
-  first = follow(([0, 0], [0, 2.0]))
-  assert first.divisors[ac.NOVELTY] == pytest.approx(0.9 * 2)  # from 5 to 95 %
-  smaller = follow(*[([0, 0], [0, 0.2])] * 500, scales=first)  # an average over batches
-  assert smaller.divisors[ac.NOVELTY] == pytest.approx(0.9 * 0.2, rel=0.1)
-  nothing = follow(([0, 0], [0, 0]))
-  assert nothing.divisors[ac.NOVELTY] == pytest.approx(1e-3)
+  first = follow((0, 2.0))
+  assert first.divisors[ac.NOVELTY] == pytest.approx(2)
+  smaller = follow(*[(0, 0.2)] * 500, scales=first)  # an average over batches
+  assert smaller.divisors[ac.NOVELTY] == pytest.approx(0.2, rel=0.1)
+  assert follow((0, 0)).divisors[ac.NOVELTY] == pytest.approx(1e-3)
 
 
 def test_rollouts_that_begin_at_a_termination_change_no_scale(follow):
-  before = follow(([0, 1], [0, 2.0]))
-  after = follow(([np.nan, np.nan], [np.nan, np.nan]), scales=before)
-  assert after == before
+  before = follow((1, 2.0))
+  assert follow((np.nan, np.nan), scales=before, error=np.nan, advantage=np.nan) == before
 
 
 def test_values_are_the_same_in_other_units(policy, params, steps, read):
@@ -393,6 +402,23 @@ def test_values_are_the_same_in_other_units(policy, params, steps, read):
   _, after = read(params | policy.in_units(policy.critics(params), units), features, mask)
   for name, value in before.items():
     np.testing.assert_allclose(after[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_large_values_of_a_bfloat16_agent_are_told_apart(make_dreamer, policy, params):
+  """In bfloat16 numbers of 97 are half a unit apart."""
+  critic = jax.tree.map(np.array, params[ac.CRITIC])
+  last = critic['rest'][f'Dense_{policy.config.policy_layers - 1}']
+  last['bias'][:] = 97.3
+  last['kernel'] *= 0.1
+  critic[ac.UNITS] = np.ones_like(critic[ac.UNITS])
+  found = {}
+  for dtype in ('float32', 'bfloat16'):
+    dreamer = make_dreamer('masked', compute_dtype=dtype)
+    features = random_features(dreamer, np.random.default_rng(0), 4, 3)
+    values = dreamer.actor_critic.values({ac.CRITIC: critic}, features, no_context(features))
+    found[dtype] = np.asarray(values[ac.TASK].mean())
+  assert found['bfloat16'].dtype == np.float32 and np.ptp(found['float32']) > 0.1
+  np.testing.assert_allclose(found['bfloat16'], found['float32'], atol=0.02)
 
 
 def test_loss_of_a_critic_and_its_gradient_do_not_depend_on_the_scale_of_returns(

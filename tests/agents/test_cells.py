@@ -263,7 +263,7 @@ def test_feature_that_always_was_in_as_many_cells_is_drawn_in_as_many():
     one, *two = rng.permutation(20)[:3]
     cells = seen[t, stream]
     cells[one, [0, 3]] = cells[two, 1] = cells[: rng.integers(4), 2] = 1
-  moments = kind.moments(jnp.asarray(seen.reshape(8, 6, 80)))
+  moments = kind.moments(jnp.asarray(seen.reshape(8, 6, 80)), statistics)
   assert {name: x.shape for name, x in moments.items()} == {
     name: x.shape for name, x in statistics.items()
   }
@@ -310,7 +310,7 @@ def test_sampled_amount_is_none_or_one_that_was_predicted():
   assert isinstance(kind, numbers_lib.Amounts) and kind.num_outputs == numbers.num_outputs == 72
   seen = np.zeros((2, 5, 12, 2), np.float32)
   seen[:, ::2, 0] = 1 / 3, 1
-  statistics = kind.moments(jnp.asarray(seen.reshape(2, 5, 24)))
+  statistics = kind.moments(jnp.asarray(seen.reshape(2, 5, 24)), {})
   before = np.zeros((12, 2), np.float32)
   before[:4, 0], before[0, 1] = (1 / 3, 2 / 3, 1, 2 / 3), 1
   gate, logit, amount = (np.full((12, 2), x, np.float32) for x in (9.0, 0.0, 0.0))

@@ -287,10 +287,10 @@ def test_deterministic_categoricals_without_unimix_have_a_finite_divergence():
   np.testing.assert_allclose(from_itself, 0, atol=1e-6)
 
 
-def test_loss_of_a_scaled_prediction_is_quadratic_up_to_one_unit():
+def test_loss_of_a_scaled_prediction_is_quadratic_in_its_units():
   scaled = distributions.Scaled(np.float32([0.5, 0.5, -1]), np.float32(4))
   np.testing.assert_array_equal(scaled.mean(), [2, 2, -4])
-  np.testing.assert_allclose(scaled.loss(np.float32([2, 4, 12])), [0, 0.5 * 0.5**2, 4 - 0.5])
+  np.testing.assert_allclose(scaled.loss(np.float32([2, 4, 12])), [0, 0.5 * 0.5**2, 0.5 * 4**2])
 
 
 def two_hot(logits, limit=20.0):

@@ -96,7 +96,7 @@ def imagined(rollout, params, slow_critic, start):
 def latents(params, imagined):
   """Latents of the start and the three steps after it; numbers are read from the features."""
   statistics = params['statistics']['world_model']['numbers']
-  scale = np.sqrt(statistics['square'] - statistics['mean'] ** 2) + 1e-4
+  scale = np.sqrt(statistics['variance']) + 1e-4
   found = [imagined.start.latent]
   for t in range(1, 4):
     state = imagined.read.features.state[t]
@@ -365,7 +365,7 @@ def test_longer_rollout_continues_a_shorter_one(params, slow_critic, start, roll
   longer = rollout(params, slow_critic, start, HORIZON_MAX)
   np.testing.assert_array_equal(longer.choice[:4], imagined.choice[:4])
   np.testing.assert_array_equal(longer.read.features.state[:4], imagined.read.features.state[:4])
-  np.testing.assert_array_equal(longer.reward[:5], imagined.reward[:5])
+  np.testing.assert_allclose(longer.reward[:5], imagined.reward[:5], rtol=1e-5)
   assert (longer.read.features.state[-1, :, STOCHASTIC] != 0).any(-1).all()
 
 

@@ -1,5 +1,7 @@
 """Intrinsic motivation: novelty, competence, boredom and the horizon."""
 
+import dataclasses
+
 import hypothesis
 import jax
 import jax.numpy as jnp
@@ -89,6 +91,12 @@ def test_novelty_that_rises_below_its_maximum_gives_no_improvement():
   assert motivation.improvement[-1] == 0 and motivation.boredom[-1] == 1
 
 
+def test_one_member_is_not_bored():
+  alone = dataclasses.replace(CONFIG, ensemble_size=1)
+  _, motivation = intrinsic.update(intrinsic.initial(), jnp.float32(0.0), alone)
+  assert motivation.boredom == 0 and motivation.horizon == alone.horizon_max
+
+
 def test_boredom_does_not_rise_during_warm_up():
   state = intrinsic.initial()
   for _ in range(20):
@@ -132,6 +140,14 @@ def test_steps_that_nothing_led_to_do_not_count():
   follows = np.array([[False], [True], [True]])
   found = intrinsic.return_differences(reward, discount, follows, lambda x: x, gamma=0.5)
   np.testing.assert_allclose(found[:, 0], [0, -0.5, 0.5], rtol=1e-6)
+
+
+def test_many_small_rewards_are_as_much_evidence_as_a_large_one():
+  follows = np.ones((4, 2), bool)
+  follows[2, 1] = False  # the first step of another episode
+  small = np.where(follows, 0.5, 0).astype(np.float32)
+  found = intrinsic.discounted(small, follows, 0.5)
+  np.testing.assert_allclose(found, [[0.875, 0.5], [0.75, 0], [0.5, 0.5]])
 
 
 def test_evidence_rises_slowly_with_the_largest_difference_and_never_falls():

@@ -10,6 +10,7 @@ from dm_env import specs
 
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import numbers as numbers_lib
+from hephaestus.agents.dreamer import sockets
 
 NUMBERS_SPEC = {
   'action_mask': specs.BoundedArray((3,), bool, False, True),
@@ -19,6 +20,7 @@ NUMBERS_SPEC = {
   'walls': specs.BoundedArray((1, 2), bool, False, True),
 }
 NUMBERS = numbers_lib.Numbers(NUMBERS_SPEC)
+ALONE = sockets.Batch(mean=lambda x: x, largest=lambda x: x, gather=lambda x: x[None])
 NUMBERS_READ = [1.0, 0, 1, 0.25, 0.8125, np.log(4), -np.log(8)]  # bits, grades, reals
 READ = np.array(NUMBERS_READ, np.float32)
 NUMBERS_SEEN = {
@@ -30,7 +32,7 @@ NUMBERS_SEEN = {
 }
 STATISTICS = {
   'mean': np.float32([1.0, 0.0]),
-  'square': np.float32([5.0, 1.0]),  # variances 4 and 1
+  'variance': np.float32([4.0, 1.0]),
   'error': np.float32([0.5, 1.0]),
   'between': np.zeros(3, np.float32),
   'off_level': np.full(2, 0.5, np.float32),
@@ -324,7 +326,8 @@ def test_loss_of_a_change_fits_its_mean_and_fits_the_variance_to_the_squared_err
 @jax.jit
 def followed(statistics, numbers, error):
   errors = jnp.full((*numbers.shape[:1], 1, 2), error)
-  return NUMBERS.updated(statistics, NUMBERS.moments(numbers[:, None], errors))
+  moments = NUMBERS.moments(numbers[:, None], errors, statistics)
+  return NUMBERS.updated(statistics, moments, ALONE)
 
 
 def follow(statistics, batch, error=1.0):
@@ -340,7 +343,7 @@ def test_first_batch_sets_the_statistics():
   batch = [[0, 0.5, 1, 0, 0, 1, -2], [0, 0.5, 0, 0, 0, 5, -2]]
   statistics = follow(statistics, batch, error=0.5)
   np.testing.assert_allclose(statistics['mean'], [3, -2])
-  np.testing.assert_allclose(statistics['square'], [13, 4])
+  np.testing.assert_allclose(statistics['variance'], [4, 0])
   np.testing.assert_allclose(statistics['error'], [0.5, 0.5])
   np.testing.assert_allclose(statistics['between'], [0, 1, 0])
   assert statistics['count'] == 1
@@ -354,6 +357,38 @@ def test_statistics_follow_a_shift_of_the_data_slowly_and_errors_faster():
   statistics = follow(old, [[1, 1, 1, 0, 0, 11, 10]] * 2, error=0.0)
   np.testing.assert_allclose(statistics['mean'], [1 + 0.002 * 10, 0.002 * 10], rtol=1e-4)
   np.testing.assert_allclose(statistics['error'], [0.98 * 0.5, 0.98], rtol=1e-4)
+
+
+@pytest.mark.parametrize(('mean', 'deviation'), [(300, 1), (1e4, 10), (4e4, 100), (1e6, 1e3)])
+def test_scale_of_numbers_far_from_zero(mean, deviation):
+  numbers = numbers_lib.Numbers(specs.Array((1,), np.float32))
+  (kind,) = numbers.kinds
+
+  @jax.jit
+  def follow(statistics, observed):
+    moments = numbers.moments(numbers.read(observed), jnp.ones((32, 16, 1)), statistics)
+    return numbers.updated(statistics, moments, ALONE)
+
+  rng, statistics = np.random.default_rng(0), numbers.initial_statistics()
+  for _ in range(200):
+    batch = rng.normal(mean, deviation, (32, 16, 1)).astype(np.float32)
+    statistics = follow(statistics, batch)
+  np.testing.assert_allclose(kind.scale(statistics) - 1e-4, deviation / mean, rtol=0.2)
+
+
+def test_statistics_do_not_depend_on_how_a_batch_is_spread_over_devices():
+  """A fraction that only one of two devices has observed is none to be rounded."""
+  observed = np.zeros((8, 2, NUMBERS.size), np.float32)
+  observed[0, 0] = [0, 0.03, 0, 0.3, 0, 11, 10]
+  statistics = NUMBERS.initial_statistics()
+  moments = lambda part: NUMBERS.moments(part, jnp.ones((8, part.shape[1], 2)), statistics)
+  one = NUMBERS.updated(statistics, moments(observed), ALONE)
+  batch = sockets.Batch(mean=lambda x: x.mean(0), largest=lambda x: x.max(0), gather=lambda x: x)
+  halves = jax.tree.map(lambda *parts: jnp.stack(parts), *map(moments, np.split(observed, 2, 1)))
+  two = NUMBERS.updated(statistics, halves, batch)
+  assert one.keys() == two.keys()
+  for name, x in one.items():
+    np.testing.assert_allclose(two[name], x, rtol=1e-5, atol=1e-6)
 
 
 # Levels.

@@ -74,7 +74,6 @@ def once():
     ('--profile 5', '--profile 5'),
     ('--fused --set learner.num_processes=2', 'learner.num_processes=2'),
     ('--fused --expose', '--expose'),
-    ('--fused --reset-moments', '--reset-moments'),
     ('--fused --set actor.num_actors=2', 'actor.num_actors=2'),
     ('--agent ppo --cognition', '--cognition'),
     ('--from RUN --cognition', '--cognition'),

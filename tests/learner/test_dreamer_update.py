@@ -88,7 +88,7 @@ def test_imagination_after_a_last_step_does_not_scale_advantages(dreamer, one_de
   one_device.step(batch)
   before = one_device.arrays().scales
   one_device.step(batch._replace(step_type=np.full_like(batch.step_type, dm_env.StepType.LAST)))
-  assert before.ranges[TASK].value > 0 and before.ranges[NOVELTY].value > 0
+  assert all(before.spreads[name].range.value > 0 for name in (TASK, NOVELTY))
   after = one_device.arrays().scales
   assert after._replace(evidence=before.evidence) == before
 
@@ -96,23 +96,22 @@ def test_imagination_after_a_last_step_does_not_scale_advantages(dreamer, one_de
 def test_critics_are_in_the_units_of_the_newest_scales(dreamer, one_device):
   one_device.begin().step(make_batch(dreamer))
   state = one_device.arrays()
-  assert state.scales.divisors[NOVELTY] != 1  # as it was before
+  assert state.scales.units[NOVELTY] != 1  # as it was before
   for name, head in (('critic', TASK), ('explorer_critic', NOVELTY)):
     for critics in (state.params['actor_critic'], state.slow_critic):
-      np.testing.assert_array_equal(critics[name]['units'], [state.scales.divisors[head]])
+      np.testing.assert_array_equal(critics[name]['units'], [state.scales.units[head]])
 
 
 def test_range_of_returns_is_a_bias_corrected_float32_average(dreamer, one_device):
   """After one update with returns 5 apart, another one counts for half, and is not rounded."""
   batch, rate = make_batch(dreamer), dreamer_config.RETURN_RATE
   one_device.begin().step(batch)
-  seen = one_device.arrays().scales.ranges[TASK].value / rate
+  seen = one_device.arrays().scales.spreads[TASK].range.value / rate
   fresh = one_device.begin().state
-  old = fresh.scales.ranges[TASK]
-  spread = returns.Average(old.value + rate * 5, old.num_updates + 1)
-  one_device.state = fresh._replace(
-    scales=fresh.scales._replace(ranges=fresh.scales.ranges | {TASK: spread})
-  )
+  spreads = fresh.scales.spreads
+  old = spreads[TASK].range
+  spread = spreads[TASK]._replace(range=returns.Average(old.value + rate * 5, old.num_updates + 1))
+  one_device.state = fresh._replace(scales=fresh.scales._replace(spreads=spreads | {TASK: spread}))
   expected = ((1 - rate) * 5 + seen) / (2 - rate)
   assert expected > dreamer.config.return_floor
   metrics = one_device.step(batch)
@@ -405,6 +404,6 @@ def test_bfloat16_reaches_neither_losses_nor_state(traced_in_bfloat16):
 def test_without_novelty_the_critic_has_one_head(changes):
   dreamer = make_dreamer(**changes)
   state = initial(dreamer)
-  assert list(state.scales.ranges) == [TASK]
+  assert list(state.scales.spreads) == [TASK]
   assert intrinsic.EXPLORING not in state.statistics
   assert state.slow_critic['critic']['rest']['Dense_0']['bias'].shape == (1,)

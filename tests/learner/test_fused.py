@@ -130,16 +130,13 @@ def test_gathered_state_can_be_placed_on_other_devices(program, on_eight_devices
 class Folder:
   """Successive runs on one folder."""
 
-  def __init__(
-    self, path, made, *, max_environment_steps, max_seconds=None, reset_moments=False, **changes
-  ):
+  def __init__(self, path, made, *, max_environment_steps, max_seconds=None, **changes):
     self.path = path
     self.seen, self.warnings = [], []
     self.stop_after = None
     source = unrolled.Unrolled(
       made,
       max_environment_steps=max_environment_steps,
-      reset_moments=reset_moments,
       warn=self.warnings.append,
     )
     make_logger = lambda step: metrics.make_logger(
@@ -218,15 +215,9 @@ def test_run_resumes_with_another_number_of_environments(program, tmp_path):
   assert first.warnings == []
 
   wider = make_fused(num_envs=2 * NUM_WORLDS, recurrent_size=4)
-  reset = Folder(tmp_path, wider, max_environment_steps=7 * steps, reset_moments=True)
-  moments = lambda folder: folder.run.state.train.opt_state
-  assert not any(np.any(leaf) for leaf in jax.tree.leaves(moments(reset)))
-  assert all('moments' not in text for text in reset.warnings)
-
   second = Folder(tmp_path, wider, max_environment_steps=7 * steps - 1)
   (warning,) = second.warnings
   assert 'all begin new episodes' in warning
-  assert "Adam's moments are calibrated" in warning and '--reset-moments' in warning
   begun = wider.gather(second.run.state)
   assert_equal(begun.train, before)
   assert (np.asarray(begun.worlds.episode_length) == 0).all()

@@ -97,7 +97,7 @@ def test_new_guests_have_networks_a_head_a_memory_metrics_and_a_display(make):
   state = jax.eval_shape(made.init, jax.random.key(0))
   assert 'predictor' in state.params['world_model'] and 'reader' in state.params['actor_critic']
   after, metrics = shapes_after(made, state, batch)
-  assert 'change_of_numbers' in after.scales.ranges
+  assert 'change_of_numbers' in after.scales.spreads
   assert {
     'intrinsic/change_of_numbers', 'intrinsic/error_of_change',
     'actor_critic/change_of_numbers_advantage', 'trace/size',

@@ -118,7 +118,7 @@ def test_run_ends_resumes_and_is_evaluated(finished, train, tmp_path, capsys):
   message = '--checkpoint 6: is not the update of a checkpoint, nor best; there are 5, 8'
   assert message in capsys.readouterr().err
 
-  wider = ['--steps', 1200, '--reset-moments', '--set', 'actor.num_envs=32']
+  wider = ['--steps', 1200, '--set', 'actor.num_envs=32']
   assert train(*wider) == 0
   out = capsys.readouterr().out
   assert 'warning: the saved environments do not fit actor.num_envs' in out
