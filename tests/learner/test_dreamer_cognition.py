@@ -62,9 +62,9 @@ def test_devices_exchange_gradients_returns_and_written_entries(dreamer, eight_d
   params = eight_devices.arrays().params
   num_bytes = lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree))
   trained = num_bytes(params)
-  # Moments of numbers, numbers that metrics are means of, which entries of the memory are renewed, and
+  # Moments of numbers, numbers that metrics and scales are means of, which entries of the memory are renewed, and
   # steps and novelty of each region.
-  assert 0 < program.reduced - trained <= 4 * 170 + 4 * SIZE + 8 * 2**competence.BITS
+  assert 0 < program.reduced - trained <= 4 * 190 + 4 * SIZE + 8 * 2**competence.BITS
   assert program.other_collectives == 0
   num_starts = BATCH * dreamer.config.starts_per_sequence
   returns = 4 * num_starts * len(dreamer.actor_critic.heads)
