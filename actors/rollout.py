@@ -128,7 +128,7 @@ class _Policy(NamedTuple):
   """An agent that acts in N environments."""
 
   agent: agent_lib.Agent  # the agent
-  # acting params -> [N] bool, environments in which its explorer acts
+  # (acting params, key) -> [N] bool, environments in which its explorer acts
   roles: Callable[[Tree, chex.PRNGKey], jax.Array]
   # (acting params, key, policy state, time step, roles) -> as `Agent.act`
   act: Callable[..., tuple[Tree, experience.Decision]]
@@ -206,7 +206,7 @@ class _TracedUnroll:
 
   def unroll(self, params: Tree, key: chex.PRNGKey, state: UnrollState, version, actor_id):
     num_envs = self._num_envs
-    identity_key, roles_key, steps_key = jax.random.split(key, 3)
+    identity_key, steps_key, roles_key = jax.random.split(key, 3)
     explores = self._policy.roles(params, roles_key)
     # All keys at once: for a small environment, splitting keys at each step is much of the work.
     next_state, ((timesteps, decisions), episodes) = jax.lax.scan(
@@ -298,8 +298,8 @@ class _HostUnroll:
     self._env_state: Any = None  # of the newest state
 
     def start(key: chex.PRNGKey):
-      identity_key, roles_key, steps_key = jax.random.split(key, 3)
-      return jax.random.bits(identity_key, (num_envs,), jnp.uint32), roles_key, steps_key
+      identity_key, steps_key, roles_key = jax.random.split(key, 3)
+      return jax.random.bits(identity_key, (num_envs,), jnp.uint32), steps_key, roles_key
 
     def act(
       params: Tree, key: chex.PRNGKey, t: Any, policy_state: Tree, timestep: Tree, explores: Any
@@ -346,7 +346,7 @@ class _HostUnroll:
     if state.env_state is not self._env_state:
       raise ValueError('state: its environments were stepped or reset since; pass the newest state')
     num_envs, sequence_length = self._num_envs, self._sequence_length
-    identity, roles_key, key = self._start(key)
+    identity, key, roles_key = self._start(key)
     explores = self._roles(params, roles_key)
     policy_state = state.policy_state
     timesteps = self._empty(num_envs, sequence_length)

@@ -277,25 +277,26 @@ class DreamerUpdate:
     self, state: TrainState, dreamt: dream.Dream, replayed: ac.Replayed
   ) -> tuple[TrainState, Metrics, Metrics]:
     """One step of the policy's optimizer; returns state, metrics of the policy, and of the dream."""
+    policy, params = self.dreamer.actor_critic, state.params['actor_critic']
+    errors = policy.replayed_squared_errors(params, replayed)
     scales, targets, target_metrics = targets_lib.imagined(
-      self.dreamer.actor_critic, self.dreamer.model.rewards, state.scales, dreamt, BATCH
+      policy, self.dreamer.model.rewards, state.scales, dreamt, errors, BATCH
     )
-    params = state.params['actor_critic']
+    params = params | policy.in_units(policy.critics(params), scales.units)
+    slow_critic = policy.in_units(state.slow_critic, scales.units)
     grads, metrics = self._imagined_gradient(params, dreamt, targets)
-    replayed_metrics, replayed_grads = self._replayed_gradient(state, replayed)
+    replayed_metrics, replayed_grads = self._replayed_gradient(params, replayed)
     metrics |= replayed_metrics
     grads = devices_lib.over_devices(jax.tree.map(jnp.add, grads, replayed_grads))
     updates, opt_state = self.policy_optimizer.update(grads, state.policy_opt_state)
-    critics = self.dreamer.actor_critic.critics
-    faster = jax.tree.map(lambda x: dreamer_config.CRITIC_RATE * x, critics(updates))
+    faster = jax.tree.map(lambda x: dreamer_config.CRITIC_RATE * x, policy.critics(updates))
     params = optax.apply_updates(params, updates | faster)
-    in_units = lambda of: self.dreamer.actor_critic.in_units(of, scales.units)
-    critic, slow_critic = in_units(critics(params)), in_units(state.slow_critic)
-    params |= critic
-    slow_critic = optax.incremental_update(critic, slow_critic, dreamer_config.SLOW_CRITIC_RATE)
+    slow_critic = optax.incremental_update(
+      policy.critics(params), slow_critic, dreamer_config.SLOW_CRITIC_RATE
+    )
     metrics |= {'gradient_norm': optax.global_norm(grads), **target_metrics}
     # Over steps as they are reached; steps imagined beyond a termination count for nothing.
-    own = lambda name: self.dreamer.actor_critic.dreams(name, targets.weight.shape[1])
+    own = lambda name: policy.dreams(name, targets.weight.shape[1])
     mean = lambda x, name=ac.TASK: jnp.sum(targets.weight[:, own(name)] * x[1:, own(name)])
     dream_metrics = {
       'reward': mean(dreamt.reward),
@@ -413,7 +414,7 @@ class DreamerUpdate:
     result: tuple[Tree, Metrics] = jax.lax.fori_loop(0, num_chunks, add_chunk, empty)
     return result
 
-  def _replayed_gradient(self, state: TrainState, replayed: ac.Replayed) -> tuple[Metrics, Tree]:
+  def _replayed_gradient(self, params: Tree, replayed: ac.Replayed) -> tuple[Metrics, Tree]:
     """Losses of critic and context module on replayed steps, and their gradient."""
     scale, policy = self.dreamer.config.replayed_value_scale, self.dreamer.actor_critic
 
@@ -424,7 +425,7 @@ class DreamerUpdate:
         return value, {'replayed_value_loss': value}
       return value + own, {'replayed_value_loss': value, 'context_loss': own}
 
-    grads, metrics = jax.grad(loss, has_aux=True)(state.params['actor_critic'])
+    grads, metrics = jax.grad(loss, has_aux=True)(params)
     return metrics, grads
 
 

@@ -13,6 +13,9 @@ from hephaestus.agents.cognition import registry
 from hephaestus.agents.dreamer import dream, sockets
 from hephaestus.learner import config as learner_config
 
+ALONE = sockets.Batch(mean=lambda x: x, largest=lambda x: x, gather=lambda x: x[None])
+"""Reductions over a batch that is not spread."""
+
 NUM_STEPS, BATCH = 6, 8
 PIXELS = (9, 8, 29)
 VITALS = (environment.Vital('food', 0), environment.Vital('heat', 2))

@@ -97,19 +97,20 @@ class Targets(NamedTuple):
 
 
 class Spread(NamedTuple):
-  """How far returns of a head of a critic differ in a batch of imagination rollouts, [] float32 each.
+  """How far returns of a head of a critic differ in a batch, [] float32 each; NaN where nothing is imagined.
 
-  NaN where there are none. Or a moving average of each, a `returns.Average`.
+  Or a moving average of each, a `returns.Average`.
 
   Attributes:
-    range: `returns.percentile_range` of the returns at the starts.
-    error: mean square of the errors G - V over all imagined steps.
-    advantage: mean square of the centred errors.
+    range: `returns.percentile_range` of the returns at the starts of the rollouts.
+    squared_advantage: mean square of the centred errors G - V over all imagined steps.
+    squared_error: mean square of the errors over all imagined steps, or of those over all replayed ones
+      where it is larger.
   """
 
   range: Any
-  error: Any
-  advantage: Any
+  squared_advantage: Any
+  squared_error: Any
 
 
 class Scales(NamedTuple):
@@ -145,8 +146,8 @@ def update_scales(
 
   where range is from the 5th to the 95th percentile, all are of moving averages over batches, and floor is
   `return_floor` for the task, for an intrinsic reward NOVELTY_FLOOR or INTRINSIC_FLOOR. Below the floors an
-  advantage shrinks with the differences of returns. Of large returns that are rare the range is 0: by the
-  errors advantages, and errors of values in their units, are at most 1 on average.
+  advantage shrinks with the differences of returns. Large returns that are rare have a range of 0; there the
+  root mean squares keep advantages, and errors in units, near 1 once the averages have followed.
 
   Args:
     scales: the scales so far.
@@ -163,8 +164,10 @@ def update_scales(
     averages, values = zip(*map(follow, scales.spreads[name], new), strict=True)
     spreads[name], average = Spread(*averages), Spread(*values)
     floor = floors.get(name, dreamer_config.INTRINSIC_FLOOR)
-    divisors[name] = jnp.maximum(jnp.maximum(average.range, jnp.sqrt(average.advantage)), floor)
-    units[name] = jnp.maximum(divisors[name], jnp.sqrt(average.error))
+    divisors[name] = jnp.maximum(
+      jnp.maximum(average.range, jnp.sqrt(average.squared_advantage)), floor
+    )
+    units[name] = jnp.maximum(divisors[name], jnp.sqrt(average.squared_error))
   return Scales(spreads, divisors, units, scales.evidence)
 
 
@@ -400,7 +403,7 @@ class ActorCritic:
     values: dict[str, distributions.Scaled] = {}
     for critic, heads in self._critics.items():
       if critic in params:
-        outputs = self._apply(params, critic, features, context).astype(jnp.float32)
+        outputs = self._apply(params, critic, features, context)
         units = jax.lax.stop_gradient(params[critic][UNITS])
         for i, head in enumerate(heads):
           values[head] = distributions.Scaled(outputs[..., i], units[i])
@@ -490,12 +493,26 @@ class ActorCritic:
     termination the return is 0. A return is cut where the actor of another head acted. `features` stand in
     for those of `replayed`, if given.
     """
+    judged, counts = self._judged(params, replayed, features)
+    loss: Any = sum(value.loss(return_) for value, return_ in judged.values())
+    return jnp.mean(jnp.where(counts, loss, 0.0))
+
+  def replayed_squared_errors(self, params: Tree, replayed: Replayed) -> dict[str, jax.Array]:
+    """Mean square [] of the errors of values on replayed steps, by head; as `replayed_value_loss`."""
+    judged, counts = self._judged(params, replayed)
+    errors = {name: return_ - value.mean() for name, (value, return_) in judged.items()}
+    return {name: jnp.mean(jnp.where(counts, jnp.square(x), 0.0)) for name, x in errors.items()}
+
+  def _judged(
+    self, params: Tree, replayed: Replayed, features: Features | None = None
+  ) -> tuple[dict[str, tuple[distributions.Scaled, jax.Array]], jax.Array]:
+    """Values and returns by head at the replayed steps but the last, and which of them count, [T - 1, B] each."""
     context = self.context.pool(params, replayed.read)
     inputs = replayed.read.features if features is None else features, context
     last, discount, explores = replayed.last, replayed.discount, replayed.explores
-    loss: Any = 0.0
     values = self.values(params, *inputs)
     terminated = last & (discount == 0)
+    judged = {}
     for name, reward in replayed.rewards.items():
       value = values[name]
       others = ~explores if self._is_explorers(name) else explores
@@ -507,9 +524,9 @@ class ActorCritic:
         lambda_=self.config.lambda_,
         bootstrap_t=last | others,
       )
-      value = value._replace(output=value.output[:-1])
-      loss += value.loss(jnp.where(terminated[:-1], 0.0, return_))
-    return jnp.mean(jnp.where((last & ~terminated)[:-1], 0.0, loss))
+      return_ = jnp.where(terminated[:-1], 0.0, return_)
+      judged[name] = value._replace(output=value.output[:-1]), return_
+    return judged, ~(last & ~terminated)[:-1]
 
   def latent_loss(
     self, params: Tree, replayed: rssm.Step, sequence: experience.Sequence

@@ -6,7 +6,8 @@ import dataclasses
 # states, and hides what will go wrong after more steps than it has learned of.
 CRITIC_RATE = 3.0
 SLOW_CRITIC_RATE = 0.02  # of the moving average of its parameters: Hafner et al. (2023)
-RETURN_RATE = 0.01  # of the moving averages of return ranges: Hafner et al. (2023)
+# Of the moving averages of ranges and errors of returns: Hafner et al. (2023); also of evidence and shares.
+RETURN_RATE = 0.01
 EXPLORERS = 0.25  # share of the environments that explore where both actors earn as much
 LEAST_ACTING = 0.125  # least share of the environments of either actor, once rewards are known
 NEW_UPDATES = 128  # updates for which a sequence counts as new: an unroll may take 64 of them
@@ -14,7 +15,7 @@ NEW_UPDATES = 128  # updates for which a sequence counts as new: an unroll may t
 SAMPLES_COMPARED, LEAST_COMPARED = 512, 16
 # Difference of real returns, in units of `return_floor`, that counts in full: see `intrinsic.evidence`.
 LEAST_DIFFERENCE = 0.1
-NOVELTY_FLOOR = 1e-3  # least divisor of novelty's advantages
+NOVELTY_FLOOR = 1e-3  # least divisor of novelty's advantages, and unit of its values
 EXPLORER_ENTROPY = 0.4  # share of the largest entropy at which the explorer's has its usual weight
 CERTAINTY_EXPONENT = 5.0  # log of the weight for a certain explorer: `explorer_entropy_weight`
 INTRINSIC_FLOOR = 0.1  # least divisor of the advantages of other intrinsic rewards

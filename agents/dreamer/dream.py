@@ -109,7 +109,7 @@ def rollout(
     actor_critic,
     cast(world),
     model.rssm.cast(model.rssm.matrices(world)),
-    # Critics are read in few turns, and in float32 by their last layer.
+    # Kernels of critics stay float32, in which their last layer multiplies; they are read outside of the loop.
     cast(params['actor_critic']) | actor_critic.critics(params['actor_critic']),
     slow_critic,
     member,

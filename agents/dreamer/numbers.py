@@ -27,7 +27,7 @@ MIN_FRACTION = 0.01
 """Least `between` or `off_level` of a number that has other values than 0 and 1, or than its levels."""
 
 LARGEST = 'between', 'off_level'
-"""Statistics of which a batch's is the largest of its parts, not their mean; of grids with a suffix."""
+"""Prefixes of the names of statistics that are maxima over a batch, and so over its parts."""
 
 OPEN = 0.01
 """Least probability that a number changes, and that it does not, where changes exclude each other: `occurs`."""
@@ -229,7 +229,7 @@ class Kind(abc.ABC):
 
   @abc.abstractmethod
   def moments(self, numbers: jax.Array, statistics: Any) -> dict[str, jax.Array]:
-    """The contribution of one batch [T, B, N] to each of the statistics other than errors."""
+    """The contribution of one batch [T, B, N] to each of the `statistics` so far, other than errors."""
 
   def read(self, flat: jax.Array) -> jax.Array:
     """The model's numbers, from [..., N] in the units of a flat observation."""
@@ -798,7 +798,10 @@ class Numbers:
   ) -> dict[str, jax.Array]:
     """Running statistics after one more batch: means over up to about 500 batches, 50 for `error`.
 
-    `moments` are of each part of `batch`.
+    Args:
+      statistics: those before.
+      moments: what `moments` returned for a part of the batch, and `change`.
+      batch: reductions over the whole batch.
     """
     moments = {
       name: batch.largest(x) if name.startswith(LARGEST) else batch.mean(x)

@@ -56,7 +56,7 @@ class Reward:
   """An intrinsic reward r(before, after) of a step and the step after it; holds no arrays.
 
   Values of its returns have a head of the critic, by its name. Its advantages are divided by the range of
-  its returns, and weighted by `weight`.
+  its returns or by their own root mean square, and weighted by `weight`.
 
   Attributes:
     rssm: the world model's RSSM.

@@ -56,6 +56,7 @@ def imagined(
   kinds: Mapping[str, sockets.Reward],
   scales: ac.Scales,
   dreamt: dream_lib.Dream,
+  replayed: Mapping[str, jax.Array],
   batch: sockets.Batch,
 ) -> tuple[ac.Scales, ac.Targets, Metrics]:
   """Targets of H steps imagined from B' starts.
@@ -73,6 +74,7 @@ def imagined(
     kinds: the intrinsic rewards by name.
     scales: running statistics of returns so far.
     dreamt: the dreams, each of its own actor.
+    replayed: mean square of the errors at replayed steps, [] float32 by head, on average over the parts of `batch`.
     batch: reductions over the whole batch.
 
   Returns:
@@ -97,12 +99,12 @@ def imagined(
     # Starts of weight 0 are left out: no data teaches the model what follows a termination, so
     # members disagree most there, and their novelty would set the scale of all others.
     counted = jnp.where(dreamt.start.weight > 0, return_[0], jnp.nan)[own[name]]
-    total = batch.mean(share.sum())
-    square = lambda x, share=share, total=total: jnp.where(
-      total > 0, batch.mean(jnp.sum(share * jnp.square(x))) / total, jnp.nan
-    )
+    begins = batch.mean(share.sum()) > 0
+    of_dreams = lambda x, share=share: batch.mean(jnp.sum(share * jnp.square(x)))
+    squared_error = jnp.maximum(of_dreams(error), batch.mean(replayed[name]))
     range_ = returns.percentile_range(batch.gather(counted))
-    observed[name] = ac.Spread(range_, square(error), square(error - centre))
+    spread = ac.Spread(range_, of_dreams(error - centre), squared_error)
+    observed[name] = jax.tree.map(lambda x, begins=begins: jnp.where(begins, x, jnp.nan), spread)
   scales = ac.update_scales(scales, observed, config)
   evidence = scales.evidence if actor_critic.explores else 1.0
   joint, magnitudes = jnp.zeros_like(weight), {}
@@ -116,4 +118,4 @@ def imagined(
     advantage=joint,
     weight=weight,
   )
-  return scales, targets, magnitudes | {'return_spread': scales.divisors[ac.TASK]}
+  return scales, targets, magnitudes | {'return_divisor': scales.divisors[ac.TASK]}

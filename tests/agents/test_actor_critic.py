@@ -355,7 +355,7 @@ def follow(dreamer):
     scales = scales or ac.initial_scales((ac.TASK, ac.NOVELTY))
     for task, novelty in batches:
       ranges = {ac.TASK: np.float32(task), ac.NOVELTY: np.float32(novelty)}
-      squares = np.float32(error), np.float32(advantage)
+      squares = np.float32(advantage), np.float32(error)
       scales = update(scales, {name: ac.Spread(x, *squares) for name, x in ranges.items()})
     return jax.tree.map(np.asarray, scales)
 
@@ -368,13 +368,14 @@ def test_scale_of_the_task_is_the_range_of_its_returns_down_to_a_floor(follow, d
   assert follow((0, 0)).divisors[ac.TASK] == pytest.approx(floor)
 
 
-def test_value_of_returns_that_are_rarely_large_is_their_mean(follow):
-  """Their range is 0, and their errors are large."""
-  returns = np.where(np.arange(100) < 3, 100, 0).astype(np.float32)
+def test_scales_are_the_errors_where_these_are_larger_than_the_range(follow):
   scales = follow((0, 0), error=400, advantage=100)
   assert scales.divisors[ac.TASK] == pytest.approx(10)
-  unit = scales.units[ac.TASK]
-  assert unit == pytest.approx(20)
+  assert scales.units[ac.TASK] == pytest.approx(20)
+
+
+def test_value_of_returns_that_are_rarely_large_is_their_mean(unit=17.0):
+  returns = np.where(np.arange(100) < 3, 100, 0).astype(np.float32)
   loss = lambda output: distributions.Scaled(jnp.full(100, output), unit).loss(returns).mean()
   output, step = np.float32(0), jax.jit(lambda x: x - 0.5 * jax.grad(loss)(x))
   for _ in range(30):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dm_env import specs
+from small_dreamer import ALONE
 
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import numbers as numbers_lib
@@ -20,7 +21,6 @@ NUMBERS_SPEC = {
   'walls': specs.BoundedArray((1, 2), bool, False, True),
 }
 NUMBERS = numbers_lib.Numbers(NUMBERS_SPEC)
-ALONE = sockets.Batch(mean=lambda x: x, largest=lambda x: x, gather=lambda x: x[None])
 NUMBERS_READ = [1.0, 0, 1, 0.25, 0.8125, np.log(4), -np.log(8)]  # bits, grades, reals
 READ = np.array(NUMBERS_READ, np.float32)
 NUMBERS_SEEN = {

@@ -8,20 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dm_env import specs
-from small_dreamer import random_features
+from small_dreamer import ALONE, random_features
 
 from hephaestus.actors.environments import environment
 from hephaestus.agents import networks
 from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.cognition import registry
-from hephaestus.agents.dreamer import modules, rssm, sockets, world_model
+from hephaestus.agents.dreamer import modules, rssm, world_model
 from hephaestus.agents.dreamer import novelty as novelty_lib
 from hephaestus.agents.dreamer import numbers as numbers_lib
 
 NUM_MEMBERS = 3
 KEYS = jax.random.split(jax.random.key(5), 3)
 OTHER_KEYS = jax.random.split(jax.random.key(7), 3)
-ALONE = sockets.Batch(mean=lambda x: x, largest=lambda x: x, gather=lambda x: x[None])
 
 
 @pytest.fixture(scope='module')

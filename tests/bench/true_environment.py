@@ -123,15 +123,16 @@ def main():
     count = jnp.minimum((number + 1) * ACTING, flags.last)
     chosen = jax.random.randint(keys[2], (flags.dreams,), 0, count)
     dreamt = imagine(params, slow, keys[3], jax.tree.map(lambda x: x[chosen], seen))
-    scales, aims, _ = targets.imagined(policy, {}, scales, dreamt, ONE)
+    nothing = {name: jnp.zeros(()) for name in policy.heads}
+    scales, aims, _ = targets.imagined(policy, {}, scales, dreamt, nothing, ONE)
+    params = params | policy.in_units(policy.critics(params), scales.units)
+    slow = policy.in_units(slow, scales.units)
     steps = ac.ImaginedSteps(dreamt.read, dreamt.choice, dreamt.mask)
     grads = jax.grad(lambda own: policy.loss(own, steps, aims)[0])(params)
     change, optimizer_state = optimizer.update(grads, optimizer_state)
     faster = jax.tree.map(lambda x: dreamer_config.CRITIC_RATE * x, policy.critics(change))
     params = optax.apply_updates(params, change | faster)
-    critic = policy.in_units(policy.critics(params), scales.divisors)
-    params, slow = params | critic, policy.in_units(slow, scales.divisors)
-    slow = optax.incremental_update(critic, slow, dreamer_config.SLOW_CRITIC_RATE)
+    slow = optax.incremental_update(policy.critics(params), slow, dreamer_config.SLOW_CRITIC_RATE)
     reward = jnp.sum(aims.weight * dreamt.reward[1:])
     return ((params, slow, optimizer_state, scales), now, seen, number + 1), reward
 

@@ -115,11 +115,16 @@ def test_range_of_returns_is_a_bias_corrected_float32_average(dreamer, one_devic
   expected = ((1 - rate) * 5 + seen) / (2 - rate)
   assert expected > dreamer.config.return_floor
   metrics = one_device.step(batch)
-  assert metrics['actor_critic/return_spread'] == pytest.approx(expected, rel=1e-4)
+  assert metrics['actor_critic/return_divisor'] == pytest.approx(expected, rel=1e-4)
 
 
-def targets_of(dreamer, rewards, values, known=None, evidence=1.0, **of_dream):
-  """Targets of imagined steps, of which both actors dream the same, so that either half has all.
+def targets_of(*arguments, **options):
+  """The targets of `imagined_of`."""
+  return imagined_of(*arguments, **options)[1]
+
+
+def imagined_of(dreamer, rewards, values, known=None, evidence=1.0, replayed=0.0, **of_dream):
+  """Scales and targets of imagined steps, of which both actors dream the same, so that either half has all.
 
   Args:
     dreamer: with the constants.
@@ -127,6 +132,7 @@ def targets_of(dreamer, rewards, values, known=None, evidence=1.0, **of_dream):
     values: [H + 1, B'] of each head of the critic.
     known: [H + 1, B'], novelty in the dreams of the task's actor; None if it is the same there.
     evidence: that real returns differ.
+    replayed: mean square of the errors at replayed steps, of each head.
     **of_dream: other fields of the dream, [H + 1, B', ...].
   """
   scales = actor_critic.initial_scales(dreamer.actor_critic.heads)
@@ -151,11 +157,26 @@ def targets_of(dreamer, rewards, values, known=None, evidence=1.0, **of_dream):
     targets_lib.imagined, dreamer.actor_critic, dreamer.model.rewards, batch=dreamer_update.BATCH
   )
   add_axis = lambda tree: jax.tree.map(lambda x: x[None], tree)
-  _, targets, _ = jax.tree.map(
-    lambda x: np.asarray(x)[0],
-    jax.vmap(target, axis_name=devices.DEVICES)(add_axis(scales), add_axis(dreamt)),
+  arguments = add_axis((scales, dreamt, {name: jnp.float32(replayed) for name in scales.units}))
+  scales, targets, _ = jax.tree.map(
+    lambda x: np.asarray(x)[0], jax.vmap(target, axis_name=devices.DEVICES)(*arguments)
   )
-  return targets
+  return scales, targets
+
+
+def test_scales_follow_the_errors_of_returns_that_are_rarely_large():
+  """Of a hundred returns three are 100, and their range is 0; errors at replayed steps count where they are larger."""
+  dreamer = make_dreamer(lambda_=0.0)
+  rewards, values = np.zeros((2, 100)), {TASK: np.zeros((2, 100)), NOVELTY: np.zeros((2, 100))}
+  rewards[1, :3] = 100
+  of = functools.partial(imagined_of, dreamer, {TASK: rewards, NOVELTY: 0 * rewards}, values)
+  scales, targets = of()
+  assert scales.divisors[TASK] == pytest.approx(100 * np.sqrt(0.03 * 0.97), rel=1e-4)
+  assert scales.units[TASK] == pytest.approx(100 * np.sqrt(0.03), rel=1e-4)
+  np.testing.assert_allclose(targets.returns[TASK][0, :100], rewards[1])
+  other, _ = of(replayed=900.0)
+  assert other.divisors[TASK] == scales.divisors[TASK]
+  assert other.units[TASK] == pytest.approx(30)
 
 
 def test_shift_of_the_critic_does_not_change_the_actors_gradient():
