@@ -74,7 +74,7 @@ def imagined(
     kinds: the intrinsic rewards by name.
     scales: running statistics of returns so far.
     dreamt: the dreams, each of its own actor.
-    replayed: mean square of the errors at replayed steps, [] float32 by head, on average over the parts of `batch`.
+    replayed: mean square of the errors at the replayed steps of a part of the batch, [] float32 by head.
     batch: reductions over the whole batch.
 
   Returns:

@@ -279,6 +279,16 @@ def test_explorer_leaves_environments_once_real_returns_differ(dreamer, one_devi
   assert one_device.step(alike)['intrinsic/exploring'] < metrics['intrinsic/exploring']
 
 
+def test_many_small_rewards_are_evidence_by_their_sum(dreamer, one_device):
+  """Half of the sequences have 0.02 a step, so no step differs by more than 0.02."""
+  batch = make_batch(dreamer)
+  follows = batch.step_type != dm_env.StepType.FIRST
+  paid = follows & (np.arange(len(follows)) % 2 == 0)[:, None]
+  reward = np.where(paid, 0.02, 0).astype(np.float32)
+  small = batch._replace(reward=reward, discount=np.ones_like(batch.discount))
+  assert one_device.begin().step(small)['intrinsic/evidence'] > 0.01 * 0.025 / 0.1
+
+
 def test_values_of_replayed_steps_train_the_model_only_after_warm_up(one_device):
   """Their gradient reaches the features, so that latents keep what later rewards depend on."""
   dreamer = make_dreamer(warm_up_updates=WARM_UP)
