@@ -8,6 +8,7 @@ from typing import Any
 
 from hephaestus.launch import records
 from hephaestus.launch.report import commands as report_commands
+from hephaestus.launch.run import flags
 from hephaestus.launch.run import request as request_lib
 
 SECTIONS = ('learner', 'environments', 'replay', 'run')
@@ -200,6 +201,8 @@ def _dreams(arguments: argparse.Namespace) -> int:
   """Prints a comparison of imagination rollouts of a checkpoint with the environment."""
   if arguments.steps < 1:
     raise ValueError(f'--steps {arguments.steps}: must be at least 1')
+  flags.check_seed(arguments.seed)
+  flags.leave_accelerators()
   from hephaestus.launch.agents import dreamer as dreamer_record
   from hephaestus.launch.bench import dreams
   from hephaestus.launch.files import metrics

@@ -5,6 +5,7 @@ import pathlib
 from typing import Any
 
 from hephaestus.launch.report import commands as report_commands
+from hephaestus.launch.run import flags
 from hephaestus.launch.run import request as request_lib
 
 
@@ -23,6 +24,7 @@ def _export(arguments: argparse.Namespace) -> int:
   from hephaestus.launch.interface import places
 
   places.check(arguments.run)  # before imports that take seconds
+  flags.leave_accelerators()
   from hephaestus.launch.interface import exported, policy
 
   written = policy.export(arguments.run, arguments.out, arguments.checkpoint)

@@ -11,6 +11,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -255,24 +256,36 @@ def _can_be_one_process(request: request_lib.TrainRequest) -> bool:
 def _in_child(request: request_lib.TrainRequest) -> int:
   """Runs the command in a child process, since one with JAX must not fork; returns the exit code."""
   command = [sys.executable, '-m', 'hephaestus.launch.main', 'train', *request.words()]
-  live = sys.stdout.isatty()  # a notebook shows only its own output, so lines are passed on
-  process = subprocess.Popen(
-    command, stdout=None if live else subprocess.PIPE, stderr=subprocess.PIPE, text=True
-  )
-  try:
-    errors = _follow(process)
-  except KeyboardInterrupt:
-    if not live:  # a terminal interrupts both
-      process.send_signal(signal.SIGINT)
-    errors = _follow(process)
-  if process.returncode == 2:
+  exit_code, errors = _run(command, live=sys.stdout.isatty())
+  if exit_code == 2:
     raise ValueError(errors.strip().rpartition('hephaestus train: ')[2])
   sys.stderr.writelines(each for each in errors.splitlines(True) if flags.IMPORTING not in each)
-  return process.returncode
+  return exit_code
 
 
-def _follow(process: subprocess.Popen) -> str:
-  """Prints the output of a process until it ends; returns its stderr."""
+def _run(command: Sequence[str], *, live: bool) -> tuple[int, str]:
+  """Runs a command; returns its exit code and its stderr.
+
+  Args:
+    command: the command and its arguments.
+    live: its stdout is this terminal. Otherwise lines are passed on, since a notebook shows only its own output.
+  """
+  # Not a pipe: one that nobody reads stops the command once it is full.
+  with tempfile.TemporaryFile('w+') as errors:
+    stdout = None if live else subprocess.PIPE
+    process = subprocess.Popen(command, stdout=stdout, stderr=errors, text=True)
+    try:
+      _follow(process)
+    except KeyboardInterrupt:
+      if not live:  # a terminal interrupts both
+        process.send_signal(signal.SIGINT)
+      _follow(process)
+    errors.seek(0)
+    return process.returncode, errors.read()
+
+
+def _follow(process: subprocess.Popen) -> None:
+  """Prints the output of a process until it ends."""
   for line in process.stdout or ():
     print(line, end='', flush=True)
-  return process.communicate()[1]
+  process.wait()

@@ -156,8 +156,10 @@ def test_value_that_no_file_can_hold_is_refused():
 def test_several_processes_run_as_children_of_this_one(monkeypatch, tmp_path, capfd):
   given = tmp_path / 'given'
   fake = tmp_path / 'python'
+  more_than_a_pipe_holds = 'head -c 200000 /dev/zero >&2'
   fake.write_text(
-    f'#!/bin/sh\necho "$@" > {given}\necho progress\necho "hephaestus train: x: y" >&2; exit 2\n'
+    f'#!/bin/sh\necho "$@" > {given}\n{more_than_a_pipe_holds}\necho progress\n'
+    'echo "hephaestus train: x: y" >&2; exit 2\n'
   )
   fake.chmod(0o755)
   monkeypatch.setattr(sys, 'executable', str(fake))
@@ -246,11 +248,13 @@ def test_checkpoints_are_chosen(run, policy):
     hephaestus.load(run.folder.parent)
 
 
-def test_exported_policy_acts_as_the_run(run, policy, tmp_path, capsys):
+def test_exported_policy_acts_as_the_run(run, policy, tmp_path, capsys, monkeypatch):
+  monkeypatch.delenv('JAX_PLATFORMS')
   out = tmp_path / 'policy'
   command = ['hephaestus', 'export', str(run.folder), '--out', str(out)]
   assert main.run(main.parse(command)) == 0
   printed = capsys.readouterr().out
+  assert os.environ['JAX_PLATFORMS'] == 'cpu'  # accelerators are left to the run, which may go on
   assert printed.startswith(f'{out}: update {policy.learner_step:,}, params.safetensors (')
   assert {path.name for path in out.iterdir()} == {'params.safetensors', 'policy.json'}
   loaded = hephaestus.load(out)
