@@ -223,8 +223,8 @@ class ActorCritic:
     return any(map(self._is_explorers, self.heads))
 
   def _is_explorers(self, head: str) -> bool:
-    """Whether a head of the critics is of a reward that trains the explorer."""
-    return head != TASK and self.networks.rewards[head].explores
+    """Whether a head of the critics is of a reward that trains the explorer; novelty is, also while it is off."""
+    return head == NOVELTY or (head != TASK and self.networks.rewards[head].explores)
 
   @property
   def _critics(self) -> dict[str, tuple[str, ...]]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from hephaestus.agents.dreamer import world_model
 from hephaestus.launch import config as launch_config
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.run import parts as parts_lib
@@ -18,6 +19,7 @@ ORIGIN = 'origin'  # file of a run's folder: RUN@STEP with which it begins
 # Fields of a train state that are copied; the others are reset.
 COPIED = (
   'params', 'statistics', 'slow_critic', 'opt_state', 'model_opt_state', 'policy_opt_state',
+  'return_square',
 )  # fmt: skip
 
 
@@ -68,12 +70,17 @@ def begin(
     program: the `unrolled.FusedProgram` of a fused run; None for a run with actors.
   """
   key = jax.random.key(config.seed)
-  copy = lambda train: train._replace(
-    **{
+
+  def copy(train: Any) -> Any:
+    fields = {
       name: checkpoint.transplanted(value, getattr(train, name))
       for name, value in origin.fields.items()
     }
-  )
+    held = getattr(train, 'statistics', {}).get(world_model.MEMORY)
+    if held is not None:  # the older one dates its entries by updates, which begin at 0 again
+      fields['statistics'] = fields['statistics'] | {world_model.MEMORY: held}
+    return train._replace(**fields)
+
   state: Any
   if program is not None:
     state = program.init(key)

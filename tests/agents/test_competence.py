@@ -122,6 +122,8 @@ def test_competence_trains_the_explorer(reward):
   policy = dreamer.actor_critic
   assert policy.explores and policy.heads == ('task', competence.NAME)
   assert policy._critics == {'critic': ('task',), 'explorer_critic': (competence.NAME,)}
+  # The explorer's dreams are those of novelty, also while that is off.
+  assert policy.dreams('novelty', 8) == policy.dreams(competence.NAME, 8) == slice(4, 8)
   both = make_dreamer(competence_scale=1.0, survival_scale=1.0).actor_critic
   assert both._critics['explorer_critic'] == ('novelty', competence.NAME)
   assert both._critics['critic'] == ('task', 'survival')

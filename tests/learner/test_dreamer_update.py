@@ -407,6 +407,12 @@ def initial(dreamer):
   return jax.eval_shape(dreamer_update.make_update(dreamer, RATES).init, jax.random.key(0))
 
 
+def test_explorer_can_learn_by_competence_alone():
+  _, _, metrics = trace(make_dreamer(competence_scale=1.0, novelty_scale=0.0))
+  assert 'actor_critic/competence_advantage' in metrics
+  assert 'actor_critic/novelty_advantage' not in metrics
+
+
 @pytest.fixture(scope='module')
 def traced_in_bfloat16():
   """An agent in bfloat16, and its `trace`, which fails where a key is used twice."""

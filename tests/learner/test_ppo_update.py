@@ -1,5 +1,6 @@
 """PPO's update: every part learns, devices agree, minibatches follow the environments."""
 
+import dm_env
 import hypothesis
 import jax
 import jax.numpy as jnp
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import trainer as trainer_lib
 from hypothesis import strategies as st
-from small_ppo import BATCH, NUM_STEPS, make_batch, make_ppo, make_update
+from small_ppo import BATCH, LAST, NUM_STEPS, make_batch, make_ppo, make_update
 
 from hephaestus.agents import returns
 from hephaestus.learner import checkpoint, devices, ppo_update
@@ -24,6 +25,16 @@ def make_trainer(ppo, num_devices=1, max_environment_steps=None, **changes):
 @pytest.fixture(scope='module')
 def ppo():
   return make_ppo()
+
+
+def test_return_and_value_are_means_of_steps_that_act(ppo, one_device):
+  """At LAST steps there is neither."""
+  batch = make_batch(ppo)
+  last = np.arange(NUM_STEPS + 1) % 2 == 1
+  ends = np.broadcast_to(np.where(last, LAST, dm_env.StepType.FIRST).astype(np.int32), batch.reward.shape)
+  one = np.broadcast_to(last.astype(np.float32), batch.reward.shape)
+  batch = batch._replace(step_type=ends, reward=one, discount=1 - one)
+  assert one_device.begin().step(batch)['ppo/return'] == pytest.approx(1)
 
 
 ANNEALED = 1000 * BATCH * NUM_STEPS  # steps at which the learning rate of `one_device` is 0

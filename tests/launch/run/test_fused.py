@@ -169,7 +169,7 @@ def test_run_begins_with_the_agent_of_another(finished, tmp_path, capsys):
   made = config.load(folder / 'config.yaml')
   like = parts.saved_shapes(made, parts.make_parts(made))
   (_, old), (_, new) = parts.find_train(folder, like, None), parts.find_train(other, like, '0')
-  for name in ('params', 'opt_state'):
+  for name in ('params', 'opt_state', 'return_square'):
     jax.tree.map(np.testing.assert_array_equal, getattr(old, name), getattr(new, name))
   assert int(new.step) == 0 and int(old.step) == 5
 
@@ -194,6 +194,19 @@ def test_run_begins_with_the_agent_of_another(finished, tmp_path, capsys):
   assert '--run' in refusal('--run', folder, '--from', other) and not fourth[1].exists()
   assert '--preset gpu: a run --from another has' in refusal(*fourth, folder, '--preset', 'gpu')
   assert 'is not the folder of a run' in refusal(*fourth, tmp_path / 'nothing')
+
+
+def test_run_that_begins_with_another_agent_has_an_empty_memory(tmp_path):
+  """The other agent's memory dates its entries by its updates, and this run's begin at 0."""
+  made = config.of_preset('dreamer', 'laptop', 'catch')
+  made = config.override(made, [*tiny.SHAPES, 'agent.memory_size=64', 'learner.fused=false'])
+  like = parts.saved_shapes(made)
+  ones = lambda name: jax.tree.map(lambda x: np.ones(x.shape, x.dtype), getattr(like, name))
+  fields = {name: ones(name) for name in origin.COPIED if hasattr(like, name)}
+  origin.begin(origin.Origin('old', 'old@9', 9, fields), made, tmp_path, None)
+  _, state = parts.find_train(tmp_path, like, '0')
+  assert state.statistics.pop('memory')['written'].tolist() == [0] * 64
+  jax.tree.map(lambda x: np.testing.assert_array_equal(x, 1), (state.params, state.statistics))
 
 
 def test_run_exists_once_the_parameters_that_it_begins_with_are_saved(
