@@ -31,7 +31,9 @@ def test_return_and_value_are_means_of_steps_that_act(ppo, one_device):
   """At LAST steps there is neither."""
   batch = make_batch(ppo)
   last = np.arange(NUM_STEPS + 1) % 2 == 1
-  ends = np.broadcast_to(np.where(last, LAST, dm_env.StepType.FIRST).astype(np.int32), batch.reward.shape)
+  ends = np.broadcast_to(
+    np.where(last, LAST, dm_env.StepType.FIRST).astype(np.int32), batch.reward.shape
+  )
   one = np.broadcast_to(last.astype(np.float32), batch.reward.shape)
   batch = batch._replace(step_type=ends, reward=one, discount=1 - one)
   assert one_device.begin().step(batch)['ppo/return'] == pytest.approx(1)
