@@ -126,10 +126,11 @@ def scatter(saved: Buffer, capacity: int, num_devices: int) -> Buffer:
 
   Returns:
     A buffer of host arrays: storage [D, n / D, ...], each device's part of the n sequences kept,
-    without empty slots; and `inserted`, [D] int32.
+    without empty slots; and `inserted`, [D] int32. If more fit than are stored, newer ones fill the
+    slots of sequences that were dropped before, because `sample` reads every slot up to `inserted`.
   """
   inserted, count = int(saved.inserted), _length(saved.storage)
-  newest = np.arange(inserted - min(count, capacity), inserted)
+  newest = np.arange(inserted - min(inserted, capacity), inserted)
   order = np.empty_like(newest)
   order[newest % max(1, len(newest))] = newest % max(1, count)
 

@@ -96,6 +96,15 @@ def test_smaller_buffer_keeps_the_newest(filled_with):
   np.testing.assert_array_equal(parts.storage['identity'], [[8, 9, 10, 11]])
 
 
+def test_buffer_that_grows_after_dropping_sequences_has_no_empty_ones(filled_with):
+  saved = buffer_lib.gather([filled_with(12, capacity=8)])
+  part = jax.tree.map(lambda x: x[0], buffer_lib.scatter(saved, 16, 1))
+  part = buffer_lib.pad(part, 16)
+  sample = lambda size: buffer_lib.sample(part, jax.random.key(0), jnp.full(500, size))['identity']
+  assert set(np.asarray(sample(1))) == {11}
+  assert set(np.asarray(sample(16))) == set(range(4, 12))
+
+
 def test_batch_mixes_strata_in_the_order_of_the_tables():
   config = tables.ReplayConfig(
     strata=(
