@@ -391,10 +391,9 @@ def reference_returns(
   if jax.eval_shape(environment.scripted_action, env_state) is None:
     return None
 
-  # Both policies in one program, because compiling takes longer than running it.
-  returns, are_over = jax.jit(_episode_returns, static_argnums=(1, 2))(
-    key, environment, num_episodes
-  )
+  # Both policies in one program, because compiling takes longer than running it. A closure, because
+  # an environment may have no hash, as a plain dataclass.
+  returns, are_over = jax.jit(lambda key: _episode_returns(key, environment, num_episodes))(key)
   if not are_over.all():
     if environment.max_steps > _MOST_STEPS:
       logging.warning('Some episodes last more than %d steps: no score is given.', _MOST_STEPS)

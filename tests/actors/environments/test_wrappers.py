@@ -1,3 +1,5 @@
+import dataclasses
+
 import dm_env
 import jax
 import jax.numpy as jnp
@@ -133,6 +135,15 @@ def test_scores_are_0_for_legal_random_actions_and_1_for_the_script():
   reference = wrappers.reference_returns(ScriptedCorridor(), num_episodes=64)
   assert reference == wrappers.ReferenceReturns(random=3.0, scripted=6.0)
   assert [wrappers.normalised_score(x, reference) for x in (3.0, 6.0, 4.5)] == [0.0, 1.0, 0.5]
+
+
+def test_reference_returns_of_an_environment_without_a_hash():
+  @dataclasses.dataclass
+  class Unhashable(ScriptedCorridor):
+    width: int = 1
+
+  reference = wrappers.reference_returns(Unhashable(), num_episodes=64)
+  assert reference == wrappers.ReferenceReturns(random=3.0, scripted=6.0)
 
 
 def test_episode_beyond_max_steps_is_rejected():
