@@ -632,6 +632,8 @@ def _image_axis(spec: specs.Array) -> int | None:
 
   The two adjacent axes with the largest product are height and width. All others are channels: colours,
   or the frames of a stack. An image without channels and a stack of coloured frames are known by bytes.
+  Of three axes, the first is of channels only if it is the shortest: planes of features, such as
+  [10, 10, 27], have many channels, and they are last.
   """
   ranks = (2, 3, 4) if spec.dtype == np.uint8 else (3,) if spec.dtype.kind == 'f' else ()
   if len(spec.shape) not in ranks or math.prod(spec.shape) <= MAX_CELLS:
@@ -641,7 +643,8 @@ def _image_axis(spec: specs.Array) -> int | None:
     for height, width in itertools.pairwise(spec.shape)
   ]
   axis = sizes.index(max(sizes))
-  return None if not sizes[axis] or (axis == 0 and len(spec.shape) == 3) else axis
+  are_last = len(spec.shape) == 3 and spec.shape[0] >= min(spec.shape[1:])
+  return None if not sizes[axis] or are_last else axis
 
 
 def _image(array: np.ndarray, axis: int) -> np.ndarray:

@@ -380,6 +380,8 @@ def test_spaces_of_gymnasium_become_specs():
     ((3, 64, 64), np.float64, 1, (64, 64, 3)),
     ((210, 160, 3), np.uint8, None, (210, 160, 3)),
     ((84, 84), np.float32, None, (84, 84)),
+    ((10, 10, 27), np.float32, None, (10, 10, 27)),
+    ((8, 8, 111), np.uint8, None, (8, 8, 111)),
   ],
 )
 def test_images_with_channels_first_and_stacks_of_frames_have_channels_last(
