@@ -95,9 +95,11 @@ class Actor:
     snapshot = self._newest = wait_for_parameters(self._replay.source, self._should_stop)
     if snapshot is None:
       return
-    # The version is folded in, so that a restarted actor does not repeat its episodes.
+    # The version and the environment steps are folded in, so that a restarted actor does not repeat its
+    # episodes, even if no newer parameters were published since its start.
     key = jax.random.key(self._identity.seed)
-    for number in (self._identity.actor_id, snapshot.version):
+    steps = (self._replay.environment_step() or 0) % (1 << 32)
+    for number in (self._identity.actor_id, snapshot.version, steps):
       key = jax.random.fold_in(key, number)
     key, init_key = jax.random.split(key)
     state = self._unroll.init(init_key)

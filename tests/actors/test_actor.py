@@ -1,10 +1,14 @@
-"""Metrics of an actor: episodes of the task's policy, and of an explorer."""
+"""An actor: its metrics, of episodes of the task's policy and of an explorer, and its restart."""
+
+import types
 
 import numpy as np
 import pytest
 
 from hephaestus.actors import actor, rollout
 from hephaestus.actors import config as actors_config
+from hephaestus.actors.environments import catch
+from hephaestus.replay import parameters
 
 CONFIG = actors_config.ActorConfig(num_envs=3, sequence_length=2)
 
@@ -35,3 +39,28 @@ def test_episode_return_is_the_tasks_unless_all_environments_explore(
   assert row['episodes'] == episodes and row['episode_return'] == of_task
   assert row['environment/keys'] == 2 * of_task
   assert row.get('explorer_return') == of_explorer
+
+
+def test_restarted_actor_does_not_repeat_its_episodes():
+  environment = catch.Catch()
+  agent = rollout.random_agent(environment.action_spec)
+  snapshot = parameters.Snapshot(version=5, environment_step=0, ended_launch=0, params=())
+
+  def first_identities(environment_step):
+    written = []
+    writer = types.SimpleNamespace(
+      write=lambda sequence, give_up: written.append(sequence) or 0.0, close=lambda: None
+    )
+    source = types.SimpleNamespace(newest=lambda timeout_seconds: snapshot)
+    actor.Actor(
+      unroll=rollout.make_unroll(environment, agent, num_envs=3, sequence_length=2),
+      replay=actor.ReplayConnections(source, writer, lambda: environment_step),
+      identity=actor.Identity(actor_id=0, seed=3, launch_id=1),
+      config=CONFIG,
+      logger=types.SimpleNamespace(close=lambda: None),
+      should_stop=lambda: bool(written),
+    ).run()
+    return set(written[0].identity.tolist())
+
+  assert first_identities(0) == first_identities(None)
+  assert not first_identities(0) & first_identities(496)
