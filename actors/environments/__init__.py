@@ -144,10 +144,12 @@ def _from_factory(
   make_one = given
   if 'gymnasium' in _libraries(type(given)):
     make_one = functools.partial(_family('gymnasium/').make_again, given)
-  check_options(name, make_one, options)
+  # An instance of dm_env is made again at its first reset, with a seed of its own.
+  given_first = {'seed': 0} | options if _needs_seed(make_one) else options
+  check_options(name, make_one, given_first)
 
   def adapted() -> host.LibraryEnv:
-    made = make_one(**options)
+    made = make_one(**given_first)
     _check_is_one('it gives a vector', type(made))
     for library in _libraries(type(made)) & HOST_FAMILIES.keys():
       env: host.LibraryEnv = _family(f'{library}/').adapt(made, make_one, options)
@@ -155,6 +157,14 @@ def _from_factory(
     raise ValueError(f'gives {made!r}; an environment of gymnasium or dm_env is needed')
 
   return host.HostEnvironment(adapted, max_steps, metrics, name=name)
+
+
+def _needs_seed(make_one: Callable[..., Any]) -> bool:
+  try:
+    parameter = inspect.signature(make_one).parameters.get('seed')
+  except ValueError:  # of a class or function that is not written in Python
+    return False
+  return parameter is not None and parameter.default is parameter.empty
 
 
 def _check_is_one(field: str, kind: type) -> None:

@@ -18,11 +18,11 @@ def make(path: str, /, *, max_steps: int = 1000, **options: Any) -> host.HostEnv
   """Makes an environment of dm_env; its step types and discounts stay unchanged, but for the time limit.
 
   The path, 'package.module:callable', is of what returns a `dm_env.Environment` by these options. If it
-  takes a `seed` and they give none, each instance gets a seed of its own, and a run can be repeated.
+  takes a `seed`, each instance gets a seed of its own, and a run can be repeated.
 
   Raises:
-    ValueError: there is no such callable, it does not take an option, it returns something else, a spec
-      is not supported, or `max_steps` is invalid.
+    ValueError: there is no such callable, it does not take an option, a `seed` is given, it returns
+      something else, a spec is not supported, or `max_steps` is invalid.
     ModuleNotFoundError: the callable's module imports a module that does not exist.
   """
   name = f'dm_env/{path}'
@@ -79,7 +79,12 @@ class _DmEnv(host.LibraryEnv):
     made: dm_env.Environment | None = None,
   ):
     """Args: the callable, its `options`, and the environment that it has `made`, if any."""
-    self._takes_seed = _takes_seed(make_one) and 'seed' not in options
+    if 'seed' in options:
+      raise ValueError(
+        f'environment.seed={options["seed"]!r}: all parallel environments would be the same; leave it out, '
+        "as the run's --seed gives each a seed of its own"
+      )
+    self._takes_seed = _takes_seed(make_one)
     self._make_one = functools.partial(make_one, **options)
     self._environment: Any = None
     if made is not None:

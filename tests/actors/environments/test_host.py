@@ -252,6 +252,16 @@ def test_several_choices_are_shifted_to_begin_with_zero(family, monkeypatch):
     np.testing.assert_array_equal(timestep.observation, expected)
 
 
+def test_function_of_dm_env_that_needs_a_seed_is_seeded_for_each_instance():
+  name = environments.register(lambda seed: Corridor(seed))
+  instances = environments.make(name, max_steps=MAX_STEPS).make(3)
+  first, second, third = (
+    instance.reset(seed).observation['wind']
+    for instance, seed in zip(instances, (1, 2, 1), strict=True)
+  )
+  assert first == third != second
+
+
 class Described(Corridor):
   def __init__(self, observation=None, action=None):
     super().__init__()
@@ -315,6 +325,11 @@ def test_class_of_another_library_is_refused_with_the_name_of_its_family(monkeyp
     ('dm_env/no_such_module:make', {}, ["'dm_env/no_such_module:make'", 'PYTHONPATH']),
     ('dm_env/corridor:Corridor', {'sed': 1}, ['environment.sed=1', 'did you mean seed?']),
     ('dm_env/corridor:Corridor', {'max_steps': 0}, ['max_steps=0', 'at least 1']),
+    (
+      'dm_env/corridor:Corridor',
+      {'seed': 3},
+      ['environment.seed=3', "the run's --seed gives each"],
+    ),
     ('dm_env/os:getcwd', {}, ["os is Python's own and has no environment"]),
     ('os:system', {'command': ':'}, ["os is Python's own and has no environment"]),
     (
