@@ -14,6 +14,8 @@ if TYPE_CHECKING:
   import tensorflow as tf
 
 MOST_UPDATES = 1 << 30  # bound of counters of updates, which are int32, so that ages fit as well
+# Paths of the columns that count. Any other integer, such as an agent's state, may be negative.
+_COUNTERS = ('version', 'actor_id')
 
 
 class Columns:
@@ -63,8 +65,10 @@ class Columns:
     ]
     self._counters = [
       index
-      for index, (shape, dtype) in enumerate(zip(self.shapes, self.dtypes, strict=True))
-      if not shape and dtype.kind == 'i'
+      for index, (path, shape, dtype) in enumerate(
+        zip(self.paths, self.shapes, self.dtypes, strict=True)
+      )
+      if path in _COUNTERS and not shape and dtype.kind == 'i'
     ]
     each = list(zip(self.paths, self.shapes, self.dtypes, strict=True))
     self.nbytes = sum(math.prod(shape) * dtype.itemsize for _, shape, dtype in each)
@@ -123,7 +127,7 @@ class Columns:
   def out_of_range(self, arrays: Sequence[np.ndarray]) -> dict[int, str]:
     """Finds infinities, NaNs and impossible counters in a batch of columns, [B, ...] each.
 
-    A counter is a signed integer without axes, such as the version of a sequence.
+    The counters of a sequence are its version and the number of its actor; parameters have none.
 
     Returns:
       A message by index b in the batch, for each index with such a value; {} if all are in range.

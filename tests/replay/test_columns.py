@@ -53,6 +53,17 @@ def test_typed_key_is_rejected_with_a_remedy():
     columns.Columns({'key': jax.eval_shape(lambda: jax.random.key(0))})
 
 
+def test_only_counters_must_not_be_negative():
+  names = ('version', 'actor_id', 'initial_state')
+  layout = columns.Columns(dict.fromkeys(names, jax.ShapeDtypeStruct((), np.int32)))
+  values = np.array([[0, -1, 3, 3], [0, 3, -1, 3], [-1, 3, 3, 3]], np.int32)
+  flat = layout.flatten(dict(zip(names, values, strict=True)), batched=True)
+  assert layout.out_of_range(flat) == {
+    1: 'version is -1, out of the range of a counter',
+    2: 'actor_id is -1, out of the range of a counter',
+  }
+
+
 def test_pickled_schema_has_the_same_columns():
   schema = {'x': jax.ShapeDtypeStruct((2,), np.float32)}
   pickled = pickle.loads(pickle.dumps(schema))

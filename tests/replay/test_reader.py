@@ -169,18 +169,19 @@ def test_malformed_sequences_are_rejected_and_reading_continues(
 def test_sequences_out_of_range_are_rejected_and_reading_continues(
   serve, unlimited, schema, make_sequences, caplog
 ):
-  config = unlimited()
-  _, address = serve(config)
+  config, schema = unlimited(), schema | {'version': schema['identity']}
+  _, address = serve(config, schema=schema)
   sequences = make_sequences(0, 20)
+  sequences['version'] = np.zeros(20, np.int32)
   sequences['steps'].noise[16, 3, 7] = np.nan
   sequences['steps'].noise[17, 0, 0] = -np.inf
   sequences['steps'].noise[18, 0] = np.finfo(np.float32).max  # each is finite, but not their sum
-  sequences['identity'][14:16] = np.iinfo(np.int32).max, -1  # as forged versions
+  sequences['version'][14:16] = np.iinfo(np.int32).max, -1
   writer.Writer(address, config.strata, schema).write(sequences, never)
   source = reader.Reader(address, config.strata, schema, batch_size=16)
   identities = np.concatenate([source.get(20.0)['identity'] for _ in range(10)])
   source.close()
-  assert 18 in identities and not {16, 17, -1, 2**31 - 1} & set(identities.tolist())
+  assert 18 in identities and not {14, 15, 16, 17} & set(identities.tolist())
   assert source.rejected > 0
   (record,) = [record for record in caplog.records if 'rejecting' in record.message]
   assert 'steps/noise is not finite' in record.message or 'out of the range of a' in record.message
