@@ -19,6 +19,11 @@ check = gymnasium_registry.check
 OBSERVATION = 'observation'
 """Key of an observation that is no dict, in the dict that holds it and its action mask."""
 NO_FRAMES = 'This environment renders no frames: %s'
+# Arguments of `gymnasium.make` that are set here, and why an option cannot set them.
+_SET_HERE = {
+  'max_episode_steps': 'use environment.max_steps, which truncates',
+  'disable_env_checker': "gymnasium's checker is always off",
+}
 MASKS = 'action_masks'  # method of environments for masked PPO of sb3-contrib
 
 
@@ -48,6 +53,8 @@ def make(
       statistics of its own, or a reset or a step fails or contradicts the spaces.
   """
   check(id)
+  for option in _SET_HERE.keys() & options:
+    raise ValueError(f'environment.{option}={options[option]!r}: {_SET_HERE[option]}')
   make_one = functools.partial(_of_registry, id, options)
   return host.HostEnvironment(
     functools.partial(make_one, is_rendered=False),

@@ -340,6 +340,8 @@ def test_class_of_another_library_is_refused_with_the_name_of_its_family(monkeyp
     ('dm_env/numpy:get_include', {}, ['a dm_env.Environment is needed']),
     ('gymnasium/CartPol-v1', {}, ["'gymnasium/CartPol-v1'", 'did you mean CartPole-v1']),
     ('gymnasium/CartPole-v1', {'gravty': 1}, ["'gymnasium/CartPole-v1'", 'gravty']),
+    ('gymnasium/CartPole-v1', {'max_episode_steps': 9}, ['=9: use environment.max_steps']),
+    ('gymnasium/CartPole-v1', {'disable_env_checker': True}, ['=True: ', 'is always off']),
     ('gymnasium/Blackjack-v1', {}, ['give environment.max_steps']),
     ('gymnasium/Blackjack-v1', {'max_steps': 9}, ['observation_space=Tuple', 'flat Dict']),
   ],
