@@ -129,7 +129,11 @@ class _DmEnv(host.LibraryEnv):
     return self._environment.reset()
 
   def step(self, action: np.ndarray) -> dm_env.TimeStep:
-    return self._environment.step(np.asarray(action, self._given_action.dtype))
+    given = self._given_action
+    action = np.asarray(action, given.dtype)
+    if given.dtype.kind == 'f':  # float32 may round a bound outwards, which some refuse
+      action = np.clip(action, given.minimum, given.maximum)
+    return self._environment.step(action)
 
   def close(self) -> None:
     environment, self._environment = self._environment, None

@@ -217,6 +217,21 @@ class Dials(dm_env.Environment):
     return dm_env.transition(0.0, action.astype(int))
 
 
+def test_actions_of_dm_env_are_within_the_bounds_of_its_own_dtype():
+  class Validating(Dials):
+    def action_spec(self):
+      return specs.BoundedArray((2,), np.float64, -0.4, 0.4)
+
+    def step(self, action):
+      self.action_spec().validate(action)
+      return super().step(np.sign(action).astype(np.int8))
+
+  (env,) = environments.make(environments.register(Validating), max_steps=MAX_STEPS).make(1)
+  env.reset(0)
+  timestep = env.step(np.array([-0.4, 0.4], np.float32))
+  np.testing.assert_array_equal(timestep.observation, [-1, 1])
+
+
 def make_gymnasium_dials():
   gymnasium = pytest.importorskip('gymnasium')
 
