@@ -115,6 +115,7 @@ class Stepped(unrolled.Unrolled):
     self._allowed = self._program.updates_allowed(after)
     if self._program.replay is not None:
       self._environment_step = self._program.environment_step(after)
+      self._keep_versions(after)  # those kept before were donated; no update may follow
     return after
 
   def ready(self, timeout_seconds: float) -> bool:

@@ -368,7 +368,7 @@ class Unrolled(loop.Source):
     self._max_environment_steps = max_environment_steps
     self._warn = warn
     self._environment_step = 0
-    self._versions: Any = ()  # of the replay's sequences, until the next update
+    self._versions: Any = ()  # of the replay's sequences, in the newest state
     self._seconds_per_update = SECONDS_PER_CALL
 
   def init(self, key: jax.Array) -> FusedState:
@@ -432,8 +432,12 @@ class Unrolled(loop.Source):
         'environment are not finite; mend its reward, then the run resumes from its last checkpoint'
       )
     if self._program.replay is not None:
-      self._versions = state.replay.buffer._replace(storage=state.replay.buffer.storage.version)
+      self._keep_versions(state)
     return state, loop.Done(count, metrics)
+
+  def _keep_versions(self, state: FusedState) -> None:
+    """Keeps what a report reads of the replay, until the state is donated."""
+    self._versions = state.replay.buffer._replace(storage=state.replay.buffer.storage.version)
 
   def report(self, span: loop.Interval, totals: Mapping[str, float]) -> dict[str, Any]:
     """Throughput, replay ratio and ages of sequences, means over episodes, and means over updates.
