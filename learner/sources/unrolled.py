@@ -38,10 +38,10 @@ _OTHER_ENVIRONMENTS = (
 def counted(episodes: Any) -> dict[str, jax.Array]:
   """Sums over the episodes that ended in an unroll, [] float32 by name; `episodes` are its Episodes.
 
-  Episodes of the explorer count by themselves, too.
+  Episodes in which the explorer acted count by themselves, too.
   """
   own = episodes.reported
-  explored = episodes.ended & episodes.explores
+  explored = episodes.ended & episodes.explored
   total = lambda ended, x: jnp.sum(jnp.where(ended, x, 0.0), dtype=jnp.float32)
   return {
     'episodes': total(own, 1.0),
@@ -144,6 +144,9 @@ class FusedProgram:
     env_state, sequence, episodes = self.unroll.unroll(
       acting, unroll_key, state.worlds, state.train.step, 0
     )
+    if self.unroll.explores:  # everywhere means on all devices
+      everywhere = jax.lax.pmin(episodes.everywhere.astype(jnp.int32), DEVICES) > 0
+      episodes = episodes._replace(everywhere=everywhere)
     played = counted(episodes) | {
       'broken_rewards': jnp.sum(~jnp.isfinite(sequence.reward[:, 1:]), dtype=jnp.float32)
     }
@@ -442,8 +445,8 @@ class Unrolled(loop.Source):
   def report(self, span: loop.Interval, totals: Mapping[str, float]) -> dict[str, Any]:
     """Throughput, replay ratio and ages of sequences, means over episodes, and means over updates.
 
-    Episodes are those in which the policy of the task acted, or the explorer while it acts in all
-    environments; `explorer_return` is the mean of all episodes of the explorer, and
+    Episodes are those in which only the policy of the task acted, or all while the explorer acts in all
+    environments; `explorer_return` is the mean of all episodes in which the explorer acted, and
     `episodes_per_minute` counts both.
     """
     episodes, explored = totals['episodes'], totals['explorer_episodes']

@@ -120,6 +120,22 @@ def test_eight_devices_split_environments_and_keep_replicas_equal(on_eight_devic
   assert len(set(balls)) > 1
 
 
+def test_episodes_of_the_explorer_count_for_the_task_only_if_it_acts_on_all_devices():
+  made = make_fused(2, compiled=False)
+  of_task = made.unroll.unroll
+
+  def unroll(*arguments):
+    state, sequence, episodes = of_task(*arguments)
+    explores = jax.lax.axis_index('devices') == 0
+    explored = jnp.full_like(episodes.ended, explores)
+    return state, sequence, episodes._replace(explored=explored, everywhere=explores)
+
+  made.unroll = made.unroll._replace(unroll=unroll, explores=True)
+  made.compile()
+  _, sums = made.iterate(begin(made), 3)
+  assert sums['episodes'][0] == sums['explorer_episodes'][0] == sums['ended_episodes'][0] / 2 > 0
+
+
 def test_gathered_state_can_be_placed_on_other_devices(program, on_eight_devices):
   state, _ = program.iterate(begin(program), 1)
   gathered = program.gather(state)

@@ -82,7 +82,7 @@ class Environments:
       state,
       sequence,
       rollout.Episodes(
-        ended, np.full(ended.shape, 7.0), np.full(ended.shape, 4), np.zeros(NUM_ENVS, bool)
+        ended, np.full(ended.shape, 7.0), np.full(ended.shape, 4), np.zeros_like(ended), np.False_
       ),
     )
 
