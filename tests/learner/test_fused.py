@@ -223,6 +223,20 @@ def test_stopped_run_resumes_bitwise(program, tmp_path):
   assert numbers(whole.rows())[6] == pytest.approx(numbers(second.rows())[6], rel=1e-5)
 
 
+def test_stop_between_two_reports_loses_no_episode(program, tmp_path):
+  options = {'max_environment_steps': 6 * NUM_WORLDS * NUM_STEPS, 'log_period': 4}
+  whole = Folder(tmp_path / 'whole', program, **options)
+  assert whole.run.run()
+  stopped = Folder(tmp_path / 'parts', program, **options)
+  stopped.stop_after = 1
+  assert not stopped.run.run()
+  resumed = Folder(tmp_path / 'parts', program, **options)
+  assert resumed.run.run()
+  assert [row['learner_step'] for row in resumed.rows()] == [1, 4, 6]
+  episodes = lambda folder: sum(row['episodes'] for row in folder.rows())
+  assert episodes(resumed) == episodes(whole) > 0
+
+
 def test_run_resumes_with_another_number_of_environments(program, tmp_path):
   steps = NUM_WORLDS * NUM_STEPS
   first = Folder(tmp_path, program, max_environment_steps=3 * steps)

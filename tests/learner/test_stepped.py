@@ -193,7 +193,7 @@ def test_run_whose_time_ends_in_an_unroll_without_update_reports(monkeypatch):
   program = make(envs, 1, make_replay(warm_up=0, rate=fractions.Fraction(1, 32)))
   made, finished, (row,) = train(program, envs, max_environment_steps=10**4, max_seconds=1800)
   assert finished and (made.step, envs.unrolls) == (1, 5)
+  assert row['episodes'] == 5 * 2
   assert row['learner_step'] == 1 and row['environment_step'] == 5 * NUM_ENVS * NUM_STEPS
-  assert (
-    row['replay/all/age/median'] == 0.5
-  )  # of one unroll with the first parameters, one with the newest
+  # One unroll has the first parameters, the other the newest.
+  assert row['replay/all/age/median'] == 0.5
