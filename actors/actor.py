@@ -171,16 +171,16 @@ class _Window:
   def add(self, episodes: rollout.Episodes, config: actors_config.ActorConfig) -> None:
     """Counts the steps and the finished episodes of one unroll.
 
-    Means are over episodes that `Episodes.reported` names, and over all episodes of the explorer; the
+    Means are over episodes that `Episodes.reported` names, and over all in which the explorer acted; the
     rate is of both.
     """
     self._steps += config.num_envs * (config.sequence_length - 1)
-    ended, explores = np.asarray(episodes.ended), np.asarray(episodes.explores)
+    ended, explored = np.asarray(episodes.ended), np.asarray(episodes.explored)
     counts = np.asarray(episodes.reported)
     self._ended += int(ended.sum())
     self._returns.append(np.asarray(episodes.episode_return)[counts])
     self._lengths.append(np.asarray(episodes.episode_length)[counts])
-    self._explored.append(np.asarray(episodes.episode_return)[ended & explores])
+    self._explored.append(np.asarray(episodes.episode_return)[ended & explored])
     self._metrics.append(
       {name: np.asarray(each)[counts] for name, each in episodes.metrics.items()}
     )

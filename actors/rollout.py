@@ -34,6 +34,8 @@ class UnrollState(NamedTuple):
   episode_length: jax.Array  # [N] int32, steps of each episode so far
   # name -> [N] float32, the environment's metrics of each episode so far
   metrics: Mapping[str, jax.Array] = {}
+  # [N] bool, whether the agent's explorer acted in each episode so far; () in JAX without an explorer
+  explored: Tree = ()
 
 
 class Episodes(NamedTuple):
@@ -44,19 +46,21 @@ class Episodes(NamedTuple):
   episode_return: jax.Array
   # [T - 1, N] int32, steps of the episode up to the time step; 0 at FIRST
   episode_length: jax.Array
-  # [N] bool, environments in which the agent's explorer acted, see `Agent.exploring`
-  explores: jax.Array
+  # [T - 1, N] bool, whether the agent's explorer acted in the episode up to the time step; each unroll
+  # chooses anew in which environments it acts, see `Agent.exploring`
+  explored: jax.Array
+  everywhere: jax.Array  # [] bool, whether the explorer acted in all environments of this unroll
   # name -> [T - 1, N] float32, the environment's metrics of the episode up to the time step
   metrics: Mapping[str, jax.Array] = {}
 
   @property
   def reported(self) -> jax.Array:
-    """[T - 1, N] bool, ended episodes of the task's policy.
+    """[T - 1, N] bool, ended episodes in which only the task's policy acted.
 
     Where the explorer acts in all environments, as in a single one, its episodes are all that there is to
     report.
     """
-    return self.ended & (~self.explores | self.explores.all())
+    return self.ended & (~self.explored | self.everywhere)
 
 
 class Unroll(NamedTuple):
@@ -72,6 +76,7 @@ class Unroll(NamedTuple):
   # closes the instances of an environment that is stepped on the host
   close: Callable[[], None] = lambda: None
   metrics: tuple[str, ...] = ()  # names of `Episodes.metrics`
+  explores: bool = False  # whether the agent has an explorer that acts in some environments
 
 
 class StoppedError(Exception):
@@ -115,13 +120,17 @@ def make_unroll(
     options = {} if exploring is None else {'explores': explores}
     return agent.act(params, key, policy_state, timestep, greedy=greedy, **options)
 
-  policy = _Policy(agent, roles, act)
+  policy = _Policy(agent, roles, act, exploring is not None)
   metrics = tuple(METRICS + name for name in environment.metrics)
   if isinstance(environment, host.HostEnvironment):
     on_host = _HostUnroll(environment, policy, num_envs, sequence_length, should_stop, is_rendered)
-    return Unroll(on_host.init, on_host.unroll, on_host.shapes, on_host.close, metrics)
+    return Unroll(
+      on_host.init, on_host.unroll, on_host.shapes, on_host.close, metrics, policy.explores
+    )
   traced = _TracedUnroll(environment, policy, num_envs, sequence_length)
-  return Unroll(jax.jit(traced.init), traced.compiled, traced.shapes, metrics=metrics)
+  return Unroll(
+    jax.jit(traced.init), traced.compiled, traced.shapes, metrics=metrics, explores=policy.explores
+  )
 
 
 class _Policy(NamedTuple):
@@ -132,6 +141,7 @@ class _Policy(NamedTuple):
   roles: Callable[[Tree, chex.PRNGKey], jax.Array]
   # (acting params, key, policy state, time step, roles) -> as `Agent.act`
   act: Callable[..., tuple[Tree, experience.Decision]]
+  explores: bool  # whether it has an explorer
 
 
 def _sequence(
@@ -202,6 +212,7 @@ class _TracedUnroll:
       episode_return=zeros,
       episode_length=jnp.zeros(self._num_envs, jnp.int32),
       metrics={METRICS + name: zeros for name in self._environment.metrics},
+      explored=zeros.astype(bool) if self._policy.explores else (),
     )
 
   def unroll(self, params: Tree, key: chex.PRNGKey, state: UnrollState, version, actor_id):
@@ -228,10 +239,13 @@ class _TracedUnroll:
       version=each(version, jnp.int32),
       actor_id=each(actor_id, jnp.int32),
     )
-    ended, episode_return, episode_length, metrics = episodes
+    ended, episode_return, episode_length, explored, metrics = episodes
+    explored = explored if self._policy.explores else jnp.zeros_like(ended)
     return (
-      next_state, sequence, Episodes(ended, episode_return, episode_length, explores, metrics)
-    )  # fmt: skip
+      next_state,
+      sequence,
+      Episodes(ended, episode_return, episode_length, explored, explores.all(), metrics),
+    )
 
   def shapes(self, params: Tree) -> experience.Sequence:
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -244,8 +258,8 @@ class _TracedUnroll:
     """Acts once in each environment, by keys, [1 + N], of the policy and of each environment.
 
     Returns:
-      The next state; and ((time step acted upon, decision), the fields of Episodes, without `explores`,
-      of the next time step), [N, ...].
+      The next state; and ((time step acted upon, decision), the fields of Episodes, without
+      `everywhere`, of the next time step), [N, ...].
     """
     act_key, env_keys = keys[0], keys[1:]
     timestep = state.timestep
@@ -261,6 +275,7 @@ class _TracedUnroll:
     metrics = _reduced(
       self._environment.metrics, state.metrics, next_timestep.metrics, episode_length, jnp
     )
+    explored = jax.tree.map(lambda before: ~begins & (before | explores), state.explored)
     next_state = UnrollState(
       env_state,
       next_timestep._replace(metrics={}),
@@ -268,8 +283,10 @@ class _TracedUnroll:
       episode_return,
       episode_length,
       metrics,
+      explored,
     )
-    return next_state, ((timestep, decision), (ends, episode_return, episode_length, metrics))
+    episodes = ends, episode_return, episode_length, explored, metrics
+    return next_state, ((timestep, decision), episodes)
 
 
 class _HostUnroll:
@@ -332,6 +349,7 @@ class _HostUnroll:
       episode_return=zeros,
       episode_length=zeros.astype(np.int32),
       metrics={METRICS + name: zeros for name in self._environment.metrics},
+      explored=zeros.astype(bool),
     )
 
   def unroll(
@@ -375,6 +393,7 @@ class _HostUnroll:
       episode_return=episodes.episode_return[-1],
       episode_length=episodes.episode_length[-1],
       metrics={name: values[-1] for name, values in episodes.metrics.items()},
+      explored=episodes.explored[-1],
     )
     each: Any = lambda value: np.full(num_envs, value, np.int32)
     sequence = _sequence(
@@ -442,18 +461,23 @@ class _HostUnroll:
     shape = (self._sequence_length - 1, self._num_envs)
     returns: Any = np.empty(shape, np.float32)
     lengths: Any = np.empty(shape, np.int32)
+    explored: Any = np.empty(shape, bool)
+    acted: Any = np.asarray(explores)
     step_type = np.swapaxes(timesteps.step_type, 0, 1)[1:]
     reward = np.swapaxes(timesteps.reward, 0, 1)[1:]
     episode_return: Any = state.episode_return
     episode_length: Any = state.episode_length
+    episode_explored: Any = state.explored
     reduced: list[Mapping[str, Any]] = [state.metrics]
     for t, begins in enumerate(step_type == dm_env.StepType.FIRST):
       returns[t] = episode_return = np.where(begins, 0, episode_return + reward[t])
       lengths[t] = episode_length = np.where(begins, 0, episode_length + 1)
+      explored[t] = episode_explored = ~begins & (episode_explored | acted)
       values: Any = jax.tree.map(lambda x, t=t: x[:, t + 1], timesteps.metrics)
       reduced.append(_reduced(self._environment.metrics, reduced[-1], values, episode_length, np))
     metrics: Any = {name: np.stack([each[name] for each in reduced[1:]]) for name in state.metrics}
-    return Episodes(step_type == dm_env.StepType.LAST, returns, lengths, explores, metrics)
+    ended = step_type == dm_env.StepType.LAST
+    return Episodes(ended, returns, lengths, explored, acted.all(), metrics)
 
 
 def _write(arrays: Tree, index: Any, values: Tree) -> None:

@@ -74,7 +74,8 @@ class ExperimentConfig:
     evaluator: when the agent is evaluated, and over how many episodes.
     seed: seed from which all random keys of the run derive.
     max_environment_steps: environment steps after which the run ends (--steps).
-    max_minutes: minutes of training, after which the run ends as well; null for no limit.
+    max_minutes: minutes of training of this start, after which the run ends as well: a resumed run has them
+      again; null for no limit.
     accelerator: whether the learner may use a GPU or TPU; all other nodes use the CPU.
     tensorboard: whether to write TensorBoard files, too.
     wandb: reports to Weights & Biases; off by default.

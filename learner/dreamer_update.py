@@ -234,8 +234,9 @@ class DreamerUpdate:
     self, state: TrainState, sequence: experience.Sequence, replayed: rssm.Step
   ) -> jax.Array:
     """The critic's part of the world model's loss, [], a function of the steps; 0 during warm-up."""
-    config = self.dreamer.config
-    loss = self.dreamer.actor_critic.latent_loss(state.params['actor_critic'], replayed, sequence)
+    config, policy = self.dreamer.config, self.dreamer.actor_critic
+    novelty = self.dreamer.model.novelty(replayed)  # which only a context module may read
+    loss = policy.latent_loss(state.params['actor_critic'], replayed, novelty, sequence)
     return jnp.where(state.step >= config.warm_up_updates, config.replayed_value_scale * loss, 0.0)
 
   def _imagine(

@@ -288,7 +288,8 @@ class Loop:
       self._profiler.close(self.step)
       self._source.close()
     finished = self._group.is_first and self._is_over()
-    if finished and self._pending:
+    # Also if stopped: a run that resumes does not have the metrics of updates before it.
+    if self._group.is_first and self._pending:
       self._report()
     self._save()
     status = self._status(finished)
@@ -354,7 +355,8 @@ class Loop:
   def _most_updates(self) -> int:
     """Number of updates until the next report, checkpoint by count, or edge of a profile.
 
-    Reports end at multiples of their period, so the reports of a run that resumes are the same.
+    Reports end at multiples of their period, or where a run stops, so the later reports of a run that
+    resumes are the same.
     """
     counts = [self._config.log_period - self.step % self._config.log_period]
     if self._config.checkpoint_updates:

@@ -111,8 +111,8 @@ def resumed_at(log):
   ]
 
 
-def check_steps(rows, log_period):
-  """The learner's rows are at multiples of the period, each once, and the last is the run's end."""
+def check_steps(rows, log_period, stops=()):
+  """The learner's rows are at multiples of the period and at stops, each once, and the last is the run's end."""
   steps = [row['learner_step'] for row in rows]
-  expected = [*range(log_period, steps[-1], log_period), steps[-1]]
+  expected = sorted({*range(log_period, steps[-1], log_period), *stops, steps[-1]})
   assert steps == expected, 'a step is missing or there twice'

@@ -529,15 +529,15 @@ class ActorCritic:
     return judged, ~(last & ~terminated)[:-1]
 
   def latent_loss(
-    self, params: Tree, replayed: rssm.Step, sequence: experience.Sequence
+    self, params: Tree, replayed: rssm.Step, novelty: jax.Array, sequence: experience.Sequence
   ) -> jax.Array:
     """The task's loss of `replayed_value_loss` [], as a function of the features only.
 
-    Its gradient reaches the world model, whose latents then keep what later rewards depend on. `sequence`
-    has the same steps as `replayed`, [T, B, ...].
+    Its gradient reaches the world model, whose latents then keep what later rewards depend on. `novelty`,
+    [T, B], and `sequence` are of the same steps as `replayed`, [T, B, ...].
     """
-    params, frozen = jax.lax.stop_gradient((params, replayed))
-    read = self.along(params, frozen, jnp.zeros_like(sequence.reward))
+    params, frozen, novelty = jax.lax.stop_gradient((params, replayed, novelty))
+    read = self.along(params, frozen, novelty)
     steps = Replayed(
       read, {TASK: sequence.reward}, sequence.discount, sequence.step_type == LAST,
       sequence.action, self.explored(sequence),

@@ -116,11 +116,16 @@ def checkpointer(
   """
 
   def scores() -> list[tuple[int, float]]:
-    rows = metrics.read(run / 'metrics' / f'{EVALUATOR}.jsonl')
-    return [
-      (row['learner_step'], row['episode_return'])
-      for row in rows if None not in (row.get('episode_return'), row.get('learner_step'))
-    ]  # fmt: skip
+    found: list[tuple[int, float]] = []
+    for row in metrics.read(run / 'metrics' / f'{EVALUATOR}.jsonl'):
+      step, score = row.get('learner_step'), row.get('episode_return')
+      if step is None or score is None:
+        continue
+      # A learner that resumed repeats updates; evaluations of the lost ones say nothing about them.
+      while found and found[-1][0] >= step:
+        found.pop()
+      found.append((step, score))
+    return found
 
   return checkpoint.Checkpointer(run / 'checkpoints', read_only=read_only, keep=keep, scores=scores)
 

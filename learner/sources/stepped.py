@@ -4,6 +4,7 @@ Replay, credits and updates are as in `unrolled`. The instances of the environme
 checkpoint, so a run that resumes begins new episodes.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -29,7 +30,7 @@ class HostProgram(unrolled.FusedProgram):
     self._insert = devices_lib.mapped(self._store, self.devices)
     self._split_key = jax.jit(lambda key: jax.random.split(jax.random.wrap_key_data(key[0])))
     self._env_state: Any = None
-    self._played = dict.fromkeys(self.sums, 0.0)  # until the next update
+    self._played = dict.fromkeys(self.sums, 0.0)  # until the next update, or report
 
   def _init_envs(self, key: jax.Array) -> Tree:
     del key
@@ -82,10 +83,15 @@ class HostProgram(unrolled.FusedProgram):
     """As `unrolled.FusedProgram.iterate`, for at most as many updates as are allowed."""
     state, metrics = super().iterate(state, count)
     played = {
-      name: jnp.full(len(self.devices), total, jnp.float32) for name, total in self._played.items()
+      name: jnp.full(len(self.devices), total, jnp.float32)
+      for name, total in self.take_played().items()
     }
-    self._played = dict.fromkeys(self.sums, 0.0)
     return state, metrics | devices_lib.put(played, self.devices)
+
+  def take_played(self) -> dict[str, float]:
+    """Sums over the episodes that ended since the last call of this or of `iterate`."""
+    played, self._played = self._played, dict.fromkeys(self.sums, 0.0)
+    return played
 
   def close(self) -> None:
     """Closes the environments; the next `collect` makes and resets new ones."""
@@ -115,6 +121,7 @@ class Stepped(unrolled.Unrolled):
     self._allowed = self._program.updates_allowed(after)
     if self._program.replay is not None:
       self._environment_step = self._program.environment_step(after)
+      self._keep_versions(after)  # those kept before were donated; no update may follow
     return after
 
   def ready(self, timeout_seconds: float) -> bool:
@@ -127,6 +134,13 @@ class Stepped(unrolled.Unrolled):
     state, done = super().update(state, step, min(most, self._allowed))
     self._allowed -= done.updates
     return state, done
+
+  def report(self, span: loop.Interval, totals: Mapping[str, float]) -> dict[str, Any]:
+    """As `Unrolled.report`, with the episodes of unrolls after the last update, with which a run may end."""
+    played = self._program.take_played()
+    return super().report(
+      span, {name: total + played.get(name, 0.0) for name, total in totals.items()}
+    )
 
   def close(self) -> None:
     self._program.close()

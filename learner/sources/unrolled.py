@@ -38,10 +38,10 @@ _OTHER_ENVIRONMENTS = (
 def counted(episodes: Any) -> dict[str, jax.Array]:
   """Sums over the episodes that ended in an unroll, [] float32 by name; `episodes` are its Episodes.
 
-  Episodes of the explorer count by themselves, too.
+  Episodes in which the explorer acted count by themselves, too.
   """
   own = episodes.reported
-  explored = episodes.ended & episodes.explores
+  explored = episodes.ended & episodes.explored
   total = lambda ended, x: jnp.sum(jnp.where(ended, x, 0.0), dtype=jnp.float32)
   return {
     'episodes': total(own, 1.0),
@@ -144,6 +144,9 @@ class FusedProgram:
     env_state, sequence, episodes = self.unroll.unroll(
       acting, unroll_key, state.worlds, state.train.step, 0
     )
+    if self.unroll.explores:  # everywhere means on all devices
+      everywhere = jax.lax.pmin(episodes.everywhere.astype(jnp.int32), DEVICES) > 0
+      episodes = episodes._replace(everywhere=everywhere)
     played = counted(episodes) | {
       'broken_rewards': jnp.sum(~jnp.isfinite(sequence.reward[:, 1:]), dtype=jnp.float32)
     }
@@ -368,7 +371,7 @@ class Unrolled(loop.Source):
     self._max_environment_steps = max_environment_steps
     self._warn = warn
     self._environment_step = 0
-    self._versions: Any = ()  # of the replay's sequences, until the next update
+    self._versions: Any = ()  # of the replay's sequences, in the newest state
     self._seconds_per_update = SECONDS_PER_CALL
 
   def init(self, key: jax.Array) -> FusedState:
@@ -432,14 +435,18 @@ class Unrolled(loop.Source):
         'environment are not finite; mend its reward, then the run resumes from its last checkpoint'
       )
     if self._program.replay is not None:
-      self._versions = state.replay.buffer._replace(storage=state.replay.buffer.storage.version)
+      self._keep_versions(state)
     return state, loop.Done(count, metrics)
+
+  def _keep_versions(self, state: FusedState) -> None:
+    """Keeps what a report reads of the replay, until the state is donated."""
+    self._versions = state.replay.buffer._replace(storage=state.replay.buffer.storage.version)
 
   def report(self, span: loop.Interval, totals: Mapping[str, float]) -> dict[str, Any]:
     """Throughput, replay ratio and ages of sequences, means over episodes, and means over updates.
 
-    Episodes are those in which the policy of the task acted, or the explorer while it acts in all
-    environments; `explorer_return` is the mean of all episodes of the explorer, and
+    Episodes are those in which only the policy of the task acted, or all while the explorer acts in all
+    environments; `explorer_return` is the mean of all episodes in which the explorer acted, and
     `episodes_per_minute` counts both.
     """
     episodes, explored = totals['episodes'], totals['explorer_episodes']

@@ -18,7 +18,8 @@ def report(explores):
   window = actor._Window()
   ended, returns = np.ones((1, 3), bool), np.array([[1.0, 2.0, 6.0]])
   metrics = {'environment/keys': 2 * returns}
-  window.add(rollout.Episodes(ended, returns, 5 * ended, np.array(explores), metrics), CONFIG)
+  explored, everywhere = np.array([explores]), np.all(explores)
+  window.add(rollout.Episodes(ended, returns, 5 * ended, explored, everywhere, metrics), CONFIG)
   window.start -= 60
   return window.report(3, 0)
 

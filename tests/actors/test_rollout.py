@@ -255,10 +255,28 @@ def test_explorer_acts_only_in_unrolls_that_collect_experience():
       environment, agent, num_envs=NUM_ENVS, sequence_length=NUM_STEPS, explore=explore
     )
     ((sequence, ended_episodes),) = play(unroll, count=1)
-    actions[explore], roles[explore] = sequence.action[:, :-1], ended_episodes.explores
+    actions[explore], roles[explore] = sequence.action[:, :-1], ended_episodes.explored.any(0)
   assert (actions[False] == 0).all() and not roles[False].any()
   assert (actions[True] == np.array([[2], [2], [1]])).all()
   np.testing.assert_array_equal(roles[True], [True, True, False])
+
+
+def test_episode_in_which_the_explorer_acted_in_an_earlier_unroll_is_not_reported(environment):
+  act = make_agent().act
+  agent = make_agent()._replace(
+    act=lambda *arguments, explores, **options: act(*arguments, **options),
+    exploring=lambda params, key, num_envs: (params > 1) & (jnp.arange(num_envs) < num_envs - 1),
+  )
+  unroll = rollout.make_unroll(
+    environment, agent, num_envs=NUM_ENVS, sequence_length=3, greedy=True, explore=True
+  )
+  state, reported = unroll.init(jax.random.key(0)), []
+  for seed, params in enumerate((2.0, 1.0, 1.0, 1.0)):  # explores in the first unroll only
+    state, _, played = unroll.unroll(jnp.float32(params), jax.random.key(seed), state, 0, 0)
+    reported.append(np.asarray(played.reported).tolist())
+  # Each episode has three steps, and one that resets.
+  none, every = [False] * NUM_ENVS, [True] * NUM_ENVS
+  assert reported == [[none, none], [[False, False, True], none], [none, none], [every, none]]
 
 
 class Endless(catch.Catch):

@@ -12,7 +12,7 @@ from trainer import WARM_UP, Counted, assert_same_step, shapes_after
 
 from hephaestus.agents import experience, returns
 from hephaestus.agents.cognition import survival
-from hephaestus.agents.dreamer import actor_critic, dream, intrinsic, rssm
+from hephaestus.agents.dreamer import actor_critic, dream, intrinsic, rssm, world_model
 from hephaestus.agents.dreamer import config as dreamer_config
 from hephaestus.agents.dreamer import targets as targets_lib
 from hephaestus.learner import devices, dreamer_update
@@ -289,11 +289,18 @@ def test_many_small_rewards_are_evidence_by_their_sum(dreamer, one_device):
   assert one_device.begin().step(small)['intrinsic/evidence'] > 0.01 * 0.025 / 0.1
 
 
-def test_values_of_replayed_steps_train_the_model_only_after_warm_up(one_device):
+def no_novelty(model, step):
+  """Stands in for `WorldModel.novelty` at steps without predictions."""
+  del model
+  return jnp.zeros(step.first.shape)
+
+
+def test_values_of_replayed_steps_train_the_model_only_after_warm_up(one_device, monkeypatch):
   """Their gradient reaches the features, so that latents keep what later rewards depend on."""
   dreamer = make_dreamer(warm_up_updates=WARM_UP)
   batch = experience.time_major(make_batch(dreamer))
   one_device.begin().step(make_batch(dreamer))  # the last layers begin with zeros
+  monkeypatch.setattr(world_model.WorldModel, 'novelty', no_novelty)
   state = one_device.arrays()
   learner = dreamer_update.DreamerUpdate(dreamer, None, None)
 
@@ -307,11 +314,36 @@ def test_values_of_replayed_steps_train_the_model_only_after_warm_up(one_device)
   assert largest(jnp.int32(WARM_UP - 1)) == 0 and largest(jnp.int32(WARM_UP)) > 0
 
 
-def test_value_loss_does_not_pool_over_the_end_of_an_episode():
+def test_values_that_train_the_model_have_the_context_that_they_were_trained_with(monkeypatch):
+  dreamer = make_dreamer(window=4)
+  learner, policy = dreamer_update.make_update(dreamer, RATES), dreamer.actor_critic
+  batch, random = experience.time_major(make_batch(dreamer)), np.random.default_rng(0)
+  novelty = np.exp(3 * random.normal(size=batch.reward.shape)).astype(np.float32)
+  monkeypatch.setattr(world_model.WorldModel, 'novelty', lambda model, step: novelty)
+  features = random_features(dreamer, random, *batch.reward.shape)
+  step = rssm.Step(None, features, None, None, None, batch.step_type == 0)
+  shapes = initial(dreamer).params['actor_critic']
+  params = jax.tree.map(lambda x: random.normal(size=x.shape).astype(x.dtype), shapes)
+
+  @jax.jit
+  def losses():
+    state = initial(dreamer)._replace(params={'actor_critic': params}, step=jnp.int32(0))
+    replayed = actor_critic.Replayed(
+      policy.along(params, step, novelty), {TASK: batch.reward}, batch.discount,
+      batch.step_type == 2, batch.action, policy.explored(batch),
+    )  # fmt: skip
+    return learner._value_loss(state, batch, step), policy.replayed_value_loss(params, replayed)
+
+  found, expected = map(float, losses())
+  assert found == pytest.approx(dreamer.config.replayed_value_scale * expected, rel=1e-5)
+
+
+def test_value_loss_does_not_pool_over_the_end_of_an_episode(monkeypatch):
   """Without a bootstrap, later steps could read a LAST step only through salience's context.
 
   Then what the loss changes with the LAST step would depend on later rewards.
   """
+  monkeypatch.setattr(world_model.WorldModel, 'novelty', no_novelty)
   dreamer = make_dreamer(window=3)
   learner = dreamer_update.make_update(dreamer, RATES)
   state = jax.eval_shape(learner.init, jax.random.key(0))

@@ -120,6 +120,22 @@ def test_eight_devices_split_environments_and_keep_replicas_equal(on_eight_devic
   assert len(set(balls)) > 1
 
 
+def test_episodes_of_the_explorer_count_for_the_task_only_if_it_acts_on_all_devices():
+  made = make_fused(2, compiled=False)
+  of_task = made.unroll.unroll
+
+  def unroll(*arguments):
+    state, sequence, episodes = of_task(*arguments)
+    explores = jax.lax.axis_index('devices') == 0
+    explored = jnp.full_like(episodes.ended, explores)
+    return state, sequence, episodes._replace(explored=explored, everywhere=explores)
+
+  made.unroll = made.unroll._replace(unroll=unroll, explores=True)
+  made.compile()
+  _, sums = made.iterate(begin(made), 3)
+  assert sums['episodes'][0] == sums['explorer_episodes'][0] == sums['ended_episodes'][0] / 2 > 0
+
+
 def test_gathered_state_can_be_placed_on_other_devices(program, on_eight_devices):
   state, _ = program.iterate(begin(program), 1)
   gathered = program.gather(state)
@@ -205,6 +221,20 @@ def test_stopped_run_resumes_bitwise(program, tmp_path):
     for row in rows
   }
   assert numbers(whole.rows())[6] == pytest.approx(numbers(second.rows())[6], rel=1e-5)
+
+
+def test_stop_between_two_reports_loses_no_episode(program, tmp_path):
+  options = {'max_environment_steps': 6 * NUM_WORLDS * NUM_STEPS, 'log_period': 4}
+  whole = Folder(tmp_path / 'whole', program, **options)
+  assert whole.run.run()
+  stopped = Folder(tmp_path / 'parts', program, **options)
+  stopped.stop_after = 1
+  assert not stopped.run.run()
+  resumed = Folder(tmp_path / 'parts', program, **options)
+  assert resumed.run.run()
+  assert [row['learner_step'] for row in resumed.rows()] == [1, 4, 6]
+  episodes = lambda folder: sum(row['episodes'] for row in folder.rows())
+  assert episodes(resumed) == episodes(whole) > 0
 
 
 def test_run_resumes_with_another_number_of_environments(program, tmp_path):

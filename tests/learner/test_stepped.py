@@ -2,6 +2,7 @@
 
 import collections
 import fractions
+import time
 import types
 from typing import NamedTuple
 
@@ -81,7 +82,7 @@ class Environments:
       state,
       sequence,
       rollout.Episodes(
-        ended, np.full(ended.shape, 7.0), np.full(ended.shape, 4), np.zeros(NUM_ENVS, bool)
+        ended, np.full(ended.shape, 7.0), np.full(ended.shape, 4), np.zeros_like(ended), np.False_
       ),
     )
 
@@ -121,7 +122,7 @@ class Rows(list):
     pass
 
 
-def train(program, envs, max_environment_steps):
+def train(program, envs, max_environment_steps, max_seconds=None):
   """Trains; returns the loop, whether it finished, and its rows of metrics."""
   rows = Rows()
   made = loop.Loop(
@@ -129,6 +130,7 @@ def train(program, envs, max_environment_steps):
     learner_config.PPOLearnerConfig(log_period=100),
     loop.Hooks(should_stop=lambda: envs.stopped, make_logger=lambda step: rows),
     max_environment_steps=max_environment_steps,
+    max_seconds=max_seconds,
     checkpointer=None,
     seed=0,
   )
@@ -181,3 +183,17 @@ def test_stop_within_an_unroll_keeps_the_state_before_it():
   assert program.updates_allowed(placed) == 0
   after = program.collect(placed)
   assert after is None  # still asked to stop
+
+
+def test_run_whose_time_ends_in_an_unroll_without_update_reports(monkeypatch):
+  envs = Environments()
+  # An hour passes in the fifth unroll, after the only update.
+  clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + 3600 * (envs.unrolls > 4))
+  monkeypatch.setattr(loop, 'time', clock)
+  program = make(envs, 1, make_replay(warm_up=0, rate=fractions.Fraction(1, 32)))
+  made, finished, (row,) = train(program, envs, max_environment_steps=10**4, max_seconds=1800)
+  assert finished and (made.step, envs.unrolls) == (1, 5)
+  assert row['episodes'] == 5 * 2
+  assert row['learner_step'] == 1 and row['environment_step'] == 5 * NUM_ENVS * NUM_STEPS
+  # One unroll has the first parameters, the other the newest.
+  assert row['replay/all/age/median'] == 0.5

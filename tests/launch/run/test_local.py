@@ -1,5 +1,6 @@
 """Progress, warnings and checks of the launcher, from metrics files and the config."""
 
+import contextlib
 import json
 import os
 import socket
@@ -8,6 +9,7 @@ import sys
 import time
 import types
 
+import numpy as np
 import polling
 import pytest
 
@@ -18,7 +20,7 @@ from hephaestus.launch.processes import supervisor
 from hephaestus.launch.run import composition, local, preflight, validation, variables
 from hephaestus.launch.run import parts as parts_lib
 from hephaestus.launch.run import progress as progress_lib
-from hephaestus.learner import loop
+from hephaestus.learner import checkpoint, loop
 from hephaestus.replay import loopback
 
 ROW = {
@@ -216,6 +218,18 @@ def test_summary_leaves_out_a_score_that_there_is_not(run):
   assert progress_lib.summary(folder) == (
     'done: environment_step=8 learner_step=2 episode_return=0.500'
   )
+
+
+def test_evaluations_of_lost_updates_do_not_choose_the_best_checkpoint(run):
+  _, folder, write = run
+  for step, score in ((500, 1), (900, 9), (700, 2)):  # the learner resumed at an update before 700
+    write('evaluator', {'learner_step': step, 'episode_return': score})
+  saver = checkpoint.Checkpointer(folder / 'checkpoints', keep=2)
+  for step in (700, 900):
+    saver.save(step, {'kernel': np.ones(3)})
+  saver.close()
+  with contextlib.closing(parts_lib.checkpointer(folder, read_only=True)) as saved:
+    assert saved.find('best') == 700
 
 
 def test_node_that_fails_again_and_again_shows_errors_of_own_code_in_one_line(run, capsys):
