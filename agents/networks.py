@@ -48,12 +48,13 @@ class Dense(nn.Module):
   use_bias: bool = True
   dtype: Any = jnp.float32  # of the computation and the output; parameters are float32
   kernel_init: Any = nn.initializers.lecun_normal()
+  bias_init: Any = nn.initializers.zeros
 
   @nn.compact
   def __call__(self, *parts: jax.Array) -> jax.Array:
     size = sum(part.shape[-1] for part in parts)
     kernel = self.param('kernel', self.kernel_init, (size, self.features))
-    bias = self.param('bias', nn.initializers.zeros, (self.features,)) if self.use_bias else None
+    bias = self.param('bias', self.bias_init, (self.features,)) if self.use_bias else None
     return kernels.affine(
       tuple(part.astype(self.dtype) for part in parts if part.size), kernel, bias
     )
@@ -294,11 +295,15 @@ class CellDecoder(nn.Module):
 
   features: int  # hidden units of a cell
   output_size: int  # of a cell
+  num_gates: int  # the first of its outputs, logits that what is in it stays; at first nearly all does
   dtype: Any = jnp.float32
 
   @nn.compact
   def __call__(self, cells: jax.Array, belief: jax.Array, action: jax.Array) -> jax.Array:
-    """[..., M, output_size] from cells [..., M, D], belief [..., F] and encoded action [..., A]."""
+    """[..., M, output_size] from cells [..., M, D], belief [..., F] and encoded action [..., A].
+
+    Of several beliefs [N, ..., F] it is [N, ..., M, output_size].
+    """
     *axes, number, size = cells.shape
     dense = lambda features, **options: Dense(features, dtype=self.dtype, **options)
     scale = dense(size, name='scale')(action)[..., None, :]
@@ -307,10 +312,12 @@ class CellDecoder(nn.Module):
     )
     shared = dense(self.features, name='belief')(belief)[..., None, :]
     x = of_cells.reshape(*axes, number, -1) + shared
+    lead = x.shape[:-1]
     x = kernels.silu(LayerNorm(dtype=self.dtype)(x.reshape(-1, self.features)))
     small = nn.initializers.variance_scaling(LOGIT_RATE**-2, 'fan_in', 'truncated_normal')
-    x = LOGIT_RATE * dense(self.output_size, name='outputs', kernel_init=small)(x)
-    return x.reshape(*axes, number, -1)
+    stays = lambda _, shape: (jnp.arange(*shape) < self.num_gates).astype(jnp.float32)
+    outputs = dense(self.output_size, name='outputs', kernel_init=small, bias_init=stays)
+    return (LOGIT_RATE * outputs(x)).reshape(*lead, -1)
 
 
 class Encoder(nn.Module):

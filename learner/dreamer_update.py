@@ -17,6 +17,7 @@ import optax
 
 from hephaestus.agents import agent as agent_lib
 from hephaestus.agents import experience, returns
+from hephaestus.agents import observation as observation_lib
 from hephaestus.agents.dreamer import actor_critic as ac
 from hephaestus.agents.dreamer import agent as dreamer_agent
 from hephaestus.agents.dreamer import config as dreamer_config
@@ -259,6 +260,7 @@ class DreamerUpdate:
       last,
       novelty,
       keys,
+      observation_lib.action_mask(sequence.observation),
       num_steps=config.starts_per_sequence,
       even=policy.explores,
     )

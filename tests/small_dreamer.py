@@ -45,10 +45,10 @@ def make_dreamer(**changes):
   return registry.make_dreamer(config, observation_spec, specs.DiscreteArray(3))
 
 
-def starts_of(policy, params, posterior, last, novelty, keys, **options):
+def starts_of(policy, params, posterior, last, novelty, keys, mask=None, **options):
   """Starts of imagination at replayed steps; see `dream.starts`."""
   read = policy.along(params, posterior, novelty)
-  return dream.starts(read, posterior.latent, last, novelty, keys, **options)
+  return dream.starts(read, posterior.latent, last, novelty, keys, mask, **options)
 
 
 def read_of(features, memory=(), own=()):

@@ -144,7 +144,8 @@ def measure(
   novelty = model.novelty(replayed)
   read = dreamer.actor_critic.along(params['actor_critic'], replayed, novelty)
   start_keys = jax.random.split(start_key, batch)
-  start = dream.starts(read, replayed.latent, last, novelty, start_keys, num_steps=None)
+  mask = observation_lib.action_mask(sequence.observation)
+  start = dream.starts(read, replayed.latent, last, novelty, start_keys, mask, num_steps=None)
   # States with K steps after them, of which none is the end of an episode.
   begins = ~last & (jnp.arange(total) < total - num_steps)[:, None]
   # [K, T, B]: of the same episode; and without a time limit, which the model does not know.

@@ -26,6 +26,7 @@ class Start(NamedTuple):
     novelty: [B'] float32, novelty of the transitions to the steps.
     weight: [B'] float32, 0 at LAST, after which no step follows, else 1.
     keys: [B'] PRNG keys, one for each dream, so that its noise is the same in any batch.
+    mask: [B', A] bool, legal actions; None where an environment has no mask.
     remembered: [B'] bool, those that begin at a remembered step; None if no dream does.
   """
 
@@ -34,6 +35,7 @@ class Start(NamedTuple):
   novelty: jax.Array
   weight: jax.Array
   keys: jax.Array
+  mask: jax.Array | None = None
   remembered: jax.Array | None = None
 
 
@@ -49,7 +51,7 @@ class Dream(NamedTuple):
     novelty: [H + 1, B'] float32, novelty of the transition to the step; 0 at imagined steps of dreams of
       which nothing reads it, see `rollout`.
     choice: [H, B'] or [H, B', M] int32 actions, or [H, B', A] float32 actions before tanh.
-    mask: [H, B', A] bool, actions predicted to be legal.
+    mask: [H, B', A] bool, legal actions, of imagined steps as predicted.
     reward: [H + 1, B'] float32, predicted reward that arrives at the step; 0 at the start.
     discount: [H + 1, B'] float32, predicted probability that the episode continues; 0 at the start,
       where it is unread.
@@ -155,7 +157,9 @@ class _Imagination:
     The arrays are a Dream's, without the ones that `complete` adds.
     """
     num_steps, batch = self.model.config.horizon_max, len(start.weight)
-    mask = self.model.action_mask(self.model_params, start.read.features)
+    mask = start.mask
+    if mask is None:
+      mask = self.model.action_mask(self.model_params, start.read.features)
     arrived = lambda x: jnp.zeros((num_steps + 1, batch), jnp.float32).at[0].set(x)
     decided = lambda x: jnp.zeros((num_steps, *x.shape), x.dtype)
     choice_dtype = jnp.int32 if self.actor_critic.discrete else jnp.float32
@@ -292,6 +296,7 @@ def starts(
   last: jax.Array,
   novelty: jax.Array,
   keys: jax.Array,
+  mask: jax.Array | None,
   *,
   num_steps: int | None,
   even: bool = False,
@@ -304,6 +309,7 @@ def starts(
     last: [T, B] bool, steps that end an episode.
     novelty: [T, B] float32, novelty of the transitions to the steps.
     keys: [B] PRNG keys, one for each sequence.
+    mask: [T, B, A] bool, legal actions; None where an environment has no mask.
     num_steps: number of steps to pick in each sequence, without replacement, at most T; None for all.
     even: whether to pick an even number of steps in each sequence, at most `num_steps`, so that each half
       of the starts has as many of each sequence.
@@ -336,6 +342,7 @@ def starts(
     novelty=pick(novelty),
     weight=1.0 - pick(last).astype(jnp.float32),
     keys=dream_keys,
+    mask=None if mask is None else pick(mask),
   )
 
 
@@ -382,6 +389,8 @@ def remembered(
     'novelty': novelty,
     'weight': jnp.ones(takes.shape),
   }
+  if start.mask is not None:
+    found['mask'] = model.action_mask(world, features)
   mix = lambda new, old: jnp.where(takes.reshape(-1, *[1] * (old.ndim - 1)), new, old)
   mixed = {name: jax.tree.map(mix, new, getattr(start, name)) for name, new in found.items()}
   return start._replace(**mixed, remembered=takes)

@@ -1073,7 +1073,7 @@ def places(grid: jax.Array, dtype: Any) -> jax.Array:
     along = jnp.sum(grid, axis=other_axis)
     place = jnp.linspace(-1.0, 1.0, size)[:, None]
     found.append(jnp.sum(along * place, axis=-2) / jnp.where(total > 0, total, 1.0))
-  return jnp.concatenate([*found, jnp.minimum(total, 1.0)], axis=-1).astype(dtype)
+  return jnp.concatenate([*found, total > 0], axis=-1).astype(dtype)
 
 
 def surroundings(grid: jax.Array, cells: jax.Array) -> jax.Array:

@@ -276,7 +276,10 @@ class RSSM:
   def decoded_cells(
     self, params: Tree, belief: jax.Array, previous: jax.Array, cells: tuple[jax.Array, ...]
   ) -> jax.Array:
-    """The part of `decoder`'s outputs that is from the cells of the step before, [..., outputs] float32."""
+    """The part of `decoder`'s outputs that is from the cells of the step before, [..., outputs] float32.
+
+    Of several beliefs [N, ..., F] it is [N, ..., outputs].
+    """
     action = previous[..., : self.networks.actions.size]
     names = self.networks.of_grids(modules.CELL_DECODER)
     each = zip(names, cells, strict=True)

@@ -191,7 +191,7 @@ class WorldModel:
 
     Args:
       params: parameters of the world model.
-      latent: [..., H] and [..., Z] of the step; its numbers are not read.
+      latent: [..., H], [..., Z] and [..., F] of the step; its numbers are read only at `first`.
       previous: [..., C], inputs of the transition to the step.
       before: [..., F], numbers of the previous step.
       first: [...] bool, steps without a previous step.
@@ -203,7 +203,10 @@ class WorldModel:
     cells = rssm_lib.following(self.rssm.read(params, before).cells, first)
     outputs, images = self.rssm.decoder(params, latent, previous, cells)
     predicted = numbers.predict(outputs, before, ~first, statistics)
-    flat = numbers.to_flat(numbers.expected(predicted, before, statistics))
+    expected = numbers.expected(predicted, before, statistics)
+    if cells:  # what no step leads to is not learned, see `_reconstruction_loss`
+      expected = jnp.where(first[..., None], latent.numbers, expected)
+    flat = numbers.to_flat(expected)
     return self.networks.codec.assemble(flat, images)
 
   # The loss.
@@ -326,16 +329,24 @@ class WorldModel:
     """
     numbers, codec = self.networks.numbers, self.networks.codec
     latent, observed = posterior.latent, posterior.latent.numbers
-    outputs, decoded = self.rssm.decoder(params, latent, posterior.previous, posterior.cells)
+    outputs, decoded = self.rssm.decoder(params, latent, posterior.previous)
+    if posterior.cells:  # at once, since most of it is the same
+      belief = self.rssm.decoder_inputs(latent, posterior.previous)
+      beliefs = jnp.stack([belief, jnp.zeros_like(belief)])
+      of_all, of_cells = self.rssm.decoded_cells(
+        params, beliefs, posterior.previous, posterior.cells
+      )
+      outputs += of_all
     statistics = jax.lax.stop_gradient(params[modules.NUMBERS])
     before = _before(observed, sequence.initial_state.latent.numbers)
     predict = lambda outputs: numbers.predict(outputs, before, ~posterior.first, statistics)
     predicted = predict(outputs)
     loss, error = numbers.loss(predicted, observed, statistics)
     if posterior.cells:
-      nothing = jnp.zeros_like(self.rssm.decoder_inputs(latent, posterior.previous))
-      outputs = self.rssm.decoded_cells(params, nothing, posterior.previous, posterior.cells)
-      loss += numbers.loss(predict(outputs), observed, statistics, of_grids=True)[0]
+      loss += numbers.loss(predict(of_cells), observed, statistics, of_grids=True)[0]
+      # No transition leads to FIRST, so nothing reads what is predicted there: new scenes, which cost most.
+      loss = jnp.where(posterior.first, 0.0, loss)
+      error = jnp.where(posterior.first[..., None], statistics.get('error', 0.0), error)
     if self.networks.cnn_specs:
       _, *images = codec.encode(sequence.observation)
       loss += codec.image_loss(decoded, images)

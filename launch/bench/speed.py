@@ -184,7 +184,7 @@ def _phases(
     novelty = jnp.zeros(last.shape)
     read = policy.along(params['actor_critic'], posterior, novelty)
     return dream.starts(
-      read, posterior.latent, last, novelty, keys[1],
+      read, posterior.latent, last, novelty, keys[1], observation_lib.action_mask(sequence.observation),
       num_steps=dreamer.config.starts_per_sequence, even=policy.explores,
     )  # fmt: skip
 

@@ -131,7 +131,7 @@ def test_vector_of_a_transition_is_of_the_cells_that_it_changed():
 
 def test_a_move_is_predicted_where_it_was_never_seen():
   """All cells share the networks: moves on the left half of a grid teach those on the right half."""
-  size, cells, decoder = 8, networks.Cells(16), networks.CellDecoder(16, 1)
+  size, cells, decoder = 8, networks.Cells(16), networks.CellDecoder(16, 1, num_gates=0)
   places = np.array([(r, c) for r in range(1, 7) for c in range(1, 7)])
   agent, action = np.repeat(places, 4, axis=0), np.tile(np.arange(4), len(places))
   scene = lambda at: (np.arange(size * size) == at[:, :1] * size + at[:, 1:]).astype(np.float32)
@@ -182,7 +182,7 @@ def test_places_are_mean_rows_and_columns_of_what_each_feature_marks():
   np.testing.assert_allclose(columns, [1, -0.5, 0], atol=1e-6)
   np.testing.assert_array_equal(present, [1, 1, 0])
   little = numbers_lib.places(0.3 * marks, np.float32)[0]
-  np.testing.assert_allclose(little[:6], [*rows, *columns], atol=1e-6)
+  np.testing.assert_allclose(little, [*rows, *columns, 1, 1, 0], atol=1e-6)
 
 
 def test_surroundings_are_the_mean_features_of_the_cells_that_have_something():
@@ -415,6 +415,26 @@ def test_dream_goes_on_from_what_it_saw(dreamer, params, make_sequence):
   jax.tree.map(close, seen._replace(latent=seen.latent._replace(inputs=None)), anew)
 
 
+def test_at_first_what_is_in_a_cell_is_predicted_to_stay(dreamer, make_sequence):
+  model, sequence = dreamer.model, make_sequence(dreamer)
+  numbers, params = model.networks.numbers, dreamer.agent.init_params(jax.random.key(0))
+  world, statistics = modules.world(params), numbers.initial_statistics()
+
+  @jax.jit
+  def lost(world, sequence):
+    """Nats that each number of a still grid costs."""
+    steps = model.replay(params, jax.random.split(jax.random.key(0), 3), sequence)
+    latent, action = steps.latent, model.networks.actions.encode(sequence.action)
+    previous = jnp.concatenate([action, model.rssm.embed(world, latent.inputs)], axis=-1)
+    outputs, _ = model.rssm.decoder(world, latent, previous, latent.inputs.cells)
+    follows = jnp.ones(sequence.reward.shape, bool)
+    predicted = numbers.predict(outputs, latent.numbers, follows, statistics)
+    loss, _ = numbers.loss(predicted, latent.numbers, statistics, of_grids=True)
+    return loss / sum(kind.size for kind in numbers.grids)
+
+  assert lost(world, sequence).max() < 0.1  # 0.29 where a bit might as well be new
+
+
 def test_heads_learn_from_imagined_steps_which_train_nothing_else(dreamer, params, make_sequence):
   model, sequence = dreamer.model, make_sequence(dreamer)
   keys = jax.random.split(jax.random.key(0), sequence.reward.shape[1])
@@ -458,7 +478,7 @@ def test_all_guests_take_a_grid(make_dreamer, param_shapes, make_sequence):
       loss, (steps, *_) = model.loss(modules.world(params), keys, sequence, recalled=recalled)
       last, novelty = sequence.step_type == 2, model.novelty(steps)
       read = policy.along(params['actor_critic'], steps, novelty)
-      start = dream.starts(read, steps.latent, last, novelty, keys, num_steps=2, even=True)
+      start = dream.starts(read, steps.latent, last, novelty, keys, None, num_steps=2, even=True)
       start = dream.remembered(model, policy, params, start, np.int32(3))
       critics = policy.critics(params['actor_critic'])
       horizon = jnp.asarray(2)
@@ -468,3 +488,20 @@ def test_all_guests_take_a_grid(make_dreamer, param_shapes, make_sequence):
     assert loss.shape == () and loss.dtype == dreamt.reward.dtype == jnp.float32
     stream = jax.tree.map(lambda x: x[:, 0], (sequence.observation, sequence.action))
     jax.eval_shape(dreamer.agent.foresee, param_shapes(dreamer), keys[0], *stream, np.int32(2))
+
+
+def test_a_new_scene_trains_nothing_that_predicts(dreamer, params, make_sequence):
+  """No transition leads to FIRST, whose scene would cost more than all that follows it."""
+  model, sequence = dreamer.model, make_sequence(dreamer)
+
+  @jax.jit
+  def reconstruction(sequence):
+    steps = model.replay(params, jax.random.split(jax.random.key(0), 3), sequence)
+    return model._reconstruction_loss(modules.world(params), steps, sequence)[:2]
+
+  loss, _ = reconstruction(sequence)
+  np.testing.assert_array_equal(loss == 0, sequence.step_type == rssm.FIRST)
+  only_first = sequence._replace(step_type=np.full_like(sequence.step_type, rssm.FIRST))
+  _, moments = reconstruction(only_first)
+  was = modules.world(params)[modules.NUMBERS]['error']
+  np.testing.assert_allclose(moments['error'], np.minimum(was, 1), rtol=1e-5)  # does not move

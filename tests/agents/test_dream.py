@@ -257,6 +257,16 @@ def test_predictions_belong_to_their_step(dreamer, params, slow_critic, imagined
   assert np.abs(values[ac.TASK][:4] - values[ac.NOVELTY][:4]).max() > 0.1
 
 
+def test_dream_begins_with_the_real_mask(dreamer, params, rollout, slow_critic, start):
+  real = np.arange(start.weight.size * 3).reshape(-1, 3) % 2 == 0
+  found = rollout(params, slow_critic, start._replace(mask=real), 2)
+  predicted = rollout(params, slow_critic, start, 2)
+  np.testing.assert_array_equal(found.mask[0], real)
+  assert (predicted.mask[0] != real).any()
+  chosen = np.take_along_axis(real, np.asarray(found.choice)[0, :, None], -1)
+  assert chosen.all()
+
+
 def test_imagined_actions_are_legal_by_the_predicted_mask(imagined):
   chosen = np.take_along_axis(np.asarray(imagined.mask), np.asarray(imagined.choice)[..., None], -1)
   nothing_legal = ~np.asarray(imagined.mask).any(-1)
