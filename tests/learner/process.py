@@ -51,6 +51,8 @@ def mean_update(compiles=lambda: None):
 class Batches:
   """A reader of the same batches in every run; a process gets its part of each."""
 
+  rejected = 0
+
   def __init__(self, make, rank, size, count):
     self._make, self._rank, self._size, self._count = make, rank, size, count
     self._read = 0
