@@ -295,7 +295,7 @@ class CellDecoder(nn.Module):
 
   features: int  # hidden units of a cell
   output_size: int  # of a cell
-  num_gates: int  # the first of its outputs, logits that what is in it stays; at first nearly all does
+  num_gates: int  # the first of its outputs: logits that contents stay, as nearly all do at first
   dtype: Any = jnp.float32
 
   @nn.compact

@@ -152,6 +152,8 @@ def _from_factory(
     made = make_one(**given_first)
     _check_is_one('it gives a vector', type(made))
     for library in _libraries(type(made)) & HOST_FAMILIES.keys():
+      if library != 'dm_env':
+        check_options(name, make_one, options)
       env: host.LibraryEnv = _family(f'{library}/').adapt(made, make_one, options)
       return env
     raise ValueError(f'gives {made!r}; an environment of gymnasium or dm_env is needed')

@@ -268,7 +268,9 @@ class Networks:
         CELLS: networks.Cells(self.cell_size, dtype=config.dtype),
         POOL: pool(kind.cell_inputs, kind.grid[:2]),
         CHANGED: pool(kind.cell_inputs),
-        CELL_DECODER: networks.CellDecoder(self.cell_size, outputs, kind.grid[-1], dtype=config.dtype),
+        CELL_DECODER: networks.CellDecoder(
+          self.cell_size, outputs, kind.grid[-1], dtype=config.dtype
+        ),
       }
       modules |= {f'{name}_{number}': module for name, module in own.items()}
     return modules

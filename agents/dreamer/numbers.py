@@ -1069,11 +1069,12 @@ def places(grid: jax.Array, dtype: Any) -> jax.Array:
     [..., 3 I]: rows, columns, and 1 where there is any.
   """
   total, found = jnp.sum(grid, axis=(-3, -2)), []
+  is_any = total > networks.SAME  # shares of levels are 0 but for rounding
   for other_axis, size in ((-2, grid.shape[-3]), (-3, grid.shape[-2])):
     along = jnp.sum(grid, axis=other_axis)
     place = jnp.linspace(-1.0, 1.0, size)[:, None]
-    found.append(jnp.sum(along * place, axis=-2) / jnp.where(total > 0, total, 1.0))
-  return jnp.concatenate([*found, total > 0], axis=-1).astype(dtype)
+    found.append(jnp.sum(along * place, axis=-2) / jnp.where(is_any, total, 1.0))
+  return jnp.concatenate([*found, is_any], axis=-1).astype(dtype)
 
 
 def surroundings(grid: jax.Array, cells: jax.Array) -> jax.Array:

@@ -116,7 +116,8 @@ class Reward:
       keys: [B] PRNG keys, one for each sequence.
       replayed: [T, B] steps.
       sequence: [T, B, ...], the same steps.
-      expected: [T, B, F] float32, the numbers of the observation that the model decodes at each step.
+      expected: [T, B, F] float32, the numbers of the observation that the model decodes at each step; with
+        grids they mean nothing at FIRST.
 
     Returns:
       The loss [], and metrics by their full names, such as `intrinsic/...`.

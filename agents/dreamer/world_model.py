@@ -229,7 +229,8 @@ class WorldModel:
     averaged over [T, B], with q the posterior, p_k the prior of member k, b_rep
     `representation_scale`, free `free_nats`, and change_k the loss of a member's predicted changes of
     numbers. m_k is the bootstrap mask of (member, sequence), which the sequence's identity seeds, so that it
-    is the same in every replay. No transition leads to FIRST, whose reward and change are not learned.
+    is the same in every replay. No transition leads to FIRST, whose reward and change are not learned, and with
+    grids none of its numbers.
     The heads learn from two readings of each step: all its features, and those of its observation alone, as
     if h and the transition had been dropped out. With all features only, they would know the few rewarded
     steps of replay by their h, and not recognise another one. With grids the decoder learns from two, too:

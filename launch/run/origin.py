@@ -76,9 +76,11 @@ def begin(
       name: checkpoint.transplanted(value, getattr(train, name))
       for name, value in origin.fields.items()
     }
-    held = getattr(train, 'statistics', {}).get(world_model.MEMORY)
-    if held is not None:  # the older one dates its entries by updates, which begin at 0 again
-      fields['statistics'] = fields['statistics'] | {world_model.MEMORY: held}
+    own = fields.get('statistics')
+    if isinstance(own, dict) and world_model.MEMORY in own:
+      # The older one dates its entries by updates, which begin at 0 again.
+      held = train.statistics[world_model.MEMORY]
+      fields['statistics'] = own | {world_model.MEMORY: held}
     return train._replace(**fields)
 
   state: Any

@@ -136,7 +136,7 @@ class Stepped(unrolled.Unrolled):
     return state, done
 
   def report(self, span: loop.Interval, totals: Mapping[str, float]) -> dict[str, Any]:
-    """As `Unrolled.report`, with the episodes of unrolls after the last update, with which a run may end."""
+    """As `Unrolled.report`, with the episodes that ended since the last update."""
     played = self._program.take_played()
     return super().report(
       span, {name: total + played.get(name, 0.0) for name, total in totals.items()}

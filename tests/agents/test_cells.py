@@ -183,6 +183,9 @@ def test_places_are_mean_rows_and_columns_of_what_each_feature_marks():
   np.testing.assert_array_equal(present, [1, 1, 0])
   little = numbers_lib.places(0.3 * marks, np.float32)[0]
   np.testing.assert_allclose(little, [*rows, *columns, 1, 1, 0], atol=1e-6)
+  levels = observation_lib.by_level(np.float32([[[0, 2 / 3]]]), 4)
+  found = numbers_lib.places(levels, np.float32)[0]
+  np.testing.assert_allclose(found, [-1, 0, -1, 0, -1, 0, 1, 0, 1, 0, 1, 0], atol=1e-6)
 
 
 def test_surroundings_are_the_mean_features_of_the_cells_that_have_something():

@@ -111,6 +111,14 @@ def latents(params, imagined):
 # Starts.
 
 
+def test_start_has_the_mask_of_its_step(starts, numbered_posterior):
+  posterior, number = numbered_posterior
+  mask = number[..., None] // 2 ** np.arange(12) % 2 > 0  # the number of the step, by bits
+  last = np.zeros(number.shape, bool)
+  start = starts(posterior, last, number, DREAM_KEYS, mask, num_steps=5)
+  np.testing.assert_array_equal(start.mask @ 2 ** np.arange(12), start.novelty)
+
+
 @pytest.mark.parametrize('count', [None, 5])
 def test_start_is_a_step_of_its_sequence(starts, numbered_posterior, count):
   posterior, number = numbered_posterior
