@@ -32,13 +32,11 @@ SHOWN = {
   'deep_sea_12': 'DeepSea of size 12',
   'deep_sea_20': 'DeepSea of size 20',
   'memory_chain_5': 'MemoryChain of length 5',
-  'bernoulli_bandit': 'BernoulliBandit',
-  'grid_world_8': 'a grid world of 8 x 8',
   'breakout': 'Breakout (MinAtar)',
   'snake': 'Snake (jumanji)',
   'hackmatrix': 'HackMatrix',
 }
-PRESENT = ('38c3846b',)  # commits that make the present agent's updates
+PRESENT = ('38c3846b', 'f24ba572')  # commits that make the present agent's updates
 DRAWN = {
   'cartpole': 'CartPole',
   'deep_sea_12': 'DeepSea of size 12',
