@@ -34,7 +34,6 @@ SHOWN = {
   'memory_chain_5': 'MemoryChain of length 5',
   'breakout': 'Breakout (MinAtar)',
   'snake': 'Snake (jumanji)',
-  'hackmatrix': 'HackMatrix',
 }
 PRESENT = ('38c3846b', 'f24ba572')  # commits that make the present agent's updates
 DRAWN = {
