@@ -317,9 +317,8 @@ def _normalise(steps: masked_ppo.Steps) -> masked_ppo.Steps:
 def _batch_metrics(batch: masked_ppo.Steps, unit: jax.Array) -> Metrics:
   """Metrics of a batch before it is learned from; `unit` [] is that of its returns and values."""
   total, weight = devices_lib.mean_total, batch.weight
-  mean = lambda x: (
-    jnp.sum(weight * x) / jnp.maximum(total(weight), 1e-8)
-  )  # LAST steps have no weight
+  # LAST steps, at which there is neither return nor value, have no weight.
+  mean = lambda x: jnp.sum(weight * x) / jnp.maximum(total(weight), 1e-8)
   metrics = {
     'ppo/explained_variance': returns.explained_variance(batch.return_, batch.value, weight, total),
     'ppo/value': unit * mean(batch.value),

@@ -27,18 +27,6 @@ def ppo():
   return make_ppo()
 
 
-def test_return_and_value_are_means_of_steps_that_act(ppo, one_device):
-  """At LAST steps there is neither."""
-  batch = make_batch(ppo)
-  last = np.arange(NUM_STEPS + 1) % 2 == 1
-  ends = np.broadcast_to(
-    np.where(last, LAST, dm_env.StepType.FIRST).astype(np.int32), batch.reward.shape
-  )
-  one = np.broadcast_to(last.astype(np.float32), batch.reward.shape)
-  batch = batch._replace(step_type=ends, reward=one, discount=1 - one)
-  assert one_device.begin().step(batch)['ppo/return'] == pytest.approx(1)
-
-
 ANNEALED = 1000 * BATCH * NUM_STEPS  # steps at which the learning rate of `one_device` is 0
 
 
@@ -57,6 +45,18 @@ def test_one_update_changes_every_module(ppo, one_device):
   assert after.step == 1
   assert all(np.isfinite(value) for value in metrics.values())
   assert metrics['ppo/learning_rate'] == pytest.approx(1e-2)
+
+
+def test_return_and_value_are_means_of_steps_that_act(ppo, one_device):
+  """At LAST steps there is neither."""
+  batch = make_batch(ppo)
+  last = np.arange(NUM_STEPS + 1) % 2 == 1
+  ends = np.broadcast_to(
+    np.where(last, LAST, dm_env.StepType.FIRST).astype(np.int32), batch.reward.shape
+  )
+  one = np.broadcast_to(last.astype(np.float32), batch.reward.shape)
+  batch = batch._replace(step_type=ends, reward=one, discount=1 - one)
+  assert one_device.begin().step(batch)['ppo/return'] == pytest.approx(1)
 
 
 def test_eight_devices_take_the_step_of_one():

@@ -277,6 +277,13 @@ def test_function_of_dm_env_that_needs_a_seed_is_seeded_for_each_instance():
   assert first == third != second
 
 
+def test_function_of_gymnasium_that_needs_a_seed_is_refused():
+  gymnasium = pytest.importorskip('gymnasium')
+  name = environments.register(lambda seed: gymnasium.make('CartPole-v1'))
+  with pytest.raises(ValueError, match=r'environment\.seed.*needs a value'):
+    environments.make(name, max_steps=MAX_STEPS)
+
+
 class Described(Corridor):
   def __init__(self, observation=None, action=None):
     super().__init__()
