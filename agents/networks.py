@@ -196,6 +196,16 @@ class Towers(nn.Module):
 AROUND = tuple((row, column) for row in (-1, 0, 1) for column in (-1, 0, 1))
 DIAGONAL = ((-1, -1), (-1, 1), (0, 0), (1, -1), (1, 1))
 """Offsets from a cell of what a layer of `Cells` reads: all that touch it, and those at its corners, and itself."""
+BESIDE = ((-1, 0), (0, -1), (0, 1), (1, 0))
+"""Offsets of the four cells beside a cell."""
+
+
+def neighbours(grid: jax.Array, offsets: tuple[tuple[int, int], ...]) -> jax.Array:
+  """What is in the cells at `offsets`, of at most 1, from each cell of a grid [..., H, W, I], 0 outside: [..., H, W, N I]."""
+  *axes, height, width, _ = grid.shape
+  padded = jnp.pad(grid, [(0, 0)] * len(axes) + [(1, 1), (1, 1), (0, 0)])
+  parts = [padded[..., 1 + i : 1 + i + height, 1 + j : 1 + j + width, :] for i, j in offsets]
+  return jnp.concatenate(parts, axis=-1)
 
 
 class Cells(nn.Module):
@@ -215,10 +225,8 @@ class Cells(nn.Module):
     *axes, height, width, _ = grid.shape
     x = jnp.concatenate([grid, jnp.ones_like(grid[..., :1])], axis=-1)
     for offsets in (AROUND, DIAGONAL):
-      x = x.reshape(-1, height, width, x.shape[-1]).astype(self.dtype)
-      padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-      parts = [padded[:, 1 + i : 1 + i + height, 1 + j : 1 + j + width] for i, j in offsets]
-      x = jnp.concatenate(parts, axis=-1).reshape(math.prod(axes) * height * width, -1)
+      x = neighbours(x.reshape(-1, height, width, x.shape[-1]).astype(self.dtype), offsets)
+      x = x.reshape(math.prod(axes) * height * width, -1)
       x = Dense(self.features, use_bias=False, dtype=self.dtype)(x)
       x = kernels.silu(LayerNorm(dtype=self.dtype)(x))
     contents = grid.astype(self.dtype).reshape(len(x), -1)
@@ -289,22 +297,29 @@ a thousand updates.
 class CellDecoder(nn.Module):
   """Predicts the cells of a grid from their features at the step before, the belief, and the action.
 
-  The action also scales features: what moves where is a product of both, which a sum has to learn for each
-  pair of them.
+  Of the four cells beside a cell it reads the contents, too: a view that scrolls puts one of them in its place, and
+  which of many contents that is, the features alone say only after many updates. The action also scales what is read:
+  what moves where is a product of both, which a sum has to learn for each pair of them.
   """
 
   features: int  # hidden units of a cell
+  shape: tuple[int, int]  # rows and columns of the grid
+  contents: int  # I, of a cell
   output_size: int  # of a cell
   num_gates: int  # the first of its outputs: logits that contents stay, as nearly all do at first
   dtype: Any = jnp.float32
 
   @nn.compact
   def __call__(self, cells: jax.Array, belief: jax.Array, action: jax.Array) -> jax.Array:
-    """[..., M, output_size] from cells [..., M, D], belief [..., F] and encoded action [..., A].
+    """[..., M, output_size] from cells [..., M, D + I], belief [..., F] and encoded action [..., A].
 
     Of several beliefs [N, ..., F] it is [N, ..., M, output_size].
     """
-    *axes, number, size = cells.shape
+    *axes, number, _ = cells.shape
+    grid = cells[..., -self.contents :].reshape(*axes, *self.shape, self.contents)
+    beside = neighbours(grid, BESIDE).reshape(*axes, number, -1)
+    cells = jnp.concatenate([cells, beside], axis=-1)
+    size = cells.shape[-1]
     dense = lambda features, **options: Dense(features, dtype=self.dtype, **options)
     scale = dense(size, name='scale')(action)[..., None, :]
     of_cells = dense(self.features, use_bias=False, name='cells')(

@@ -93,5 +93,5 @@ def _window(read: sockets.PolicyInputs) -> Window:
 def _joined(features: modules.Features) -> jax.Array:
   """All features of a step, concatenated, [..., F]."""
   parts = [features.state, features.recalled, features.numbers, features.transition]
-  parts += [features.cells, features.changed, features.places]
+  parts += [features.cells, features.changed, features.places, features.difference]
   return jnp.concatenate(parts, axis=-1)

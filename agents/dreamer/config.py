@@ -25,6 +25,7 @@ AVERAGE_CHANGE_RATE = 0.02  # of the moving average of the networks that novelty
 IMPROVEMENT_FAST, IMPROVEMENT_SLOW = 0.1, 0.005
 LEAST_IMPROVEMENT = 0.01  # improvement below which boredom rises
 BOREDOM_RISE, BOREDOM_FALL = 0.1, 0.2  # of boredom, which shortens rollouts, in an update
+SCENE = 64.0  # nats beyond which a step's reconstruction of grids counts by their logarithm
 IMAGINED_PERIOD = 4  # of the steps of a sequence, one of so many also trains the heads as imagined
 BOOTSTRAP_SHARE = 0.8  # share of the sequences that train a member's prior, where there are several
 MOST_STEPS_PER_CHUNK = 8  # of a rollout, whose gradient is computed at once

@@ -371,12 +371,10 @@ def remembered(
   takes, latent, previous = memory.begin(
     params[agent_lib.STATISTICS][world_model.MEMORY], keys, update
   )
-  cells: tuple[jax.Array, ...] = ()
   if start.latent.inputs is not None:
-    inputs = rssm_.inputs(world, latent)
-    latent = latent._replace(inputs=inputs)
-    cells = inputs.cells  # as if nothing had changed: the steps before are not remembered
-  features = rssm_.features(world, latent, previous, cells=cells)
+    latent = latent._replace(inputs=rssm_.inputs(world, latent))
+  # As if nothing had changed: the steps before are not remembered.
+  features = rssm_.features(world, latent, previous, earlier=latent.inputs)
   first = jnp.zeros(takes.shape, bool)
   priors = rssm_.prior(world, latent.deterministic, previous, first)
   step = rssm.Step(latent, features, previous, None, priors, first)

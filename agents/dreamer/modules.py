@@ -44,9 +44,11 @@ class Features(NamedTuple):
   """Inputs of the heads at a step, in the compute dtype; each head reads some of them.
 
   The model's heads do not read `recalled`, since the reward at a step is due to the action before, and
-  imagination recalls nothing after its start. Actor and critic do not read `transition` and `changed`, since
-  the transition to a step does not matter to what follows. Of a grid at the step the model's heads read only
-  `changed`, which does not tell where something is, so what is learned in one place is known in all.
+  imagination recalls nothing after its start. Actor and critic do not read `transition`, `changed` and
+  `difference`, since the transition to a step does not matter to what follows. Of a grid at the step the heads of
+  reward and continuation read only `changed`, which does not tell where something is, so what is learned in one
+  place is known in all. Which actions are legal depends on the step alone: the head of the mask reads the grid as
+  actors do.
 
   Attributes:
     state: [..., S], the GRU's state h, and the stochastic state z if there are images.
@@ -56,7 +58,8 @@ class Features(NamedTuple):
     cells: [..., V], a vector of each grid, see `networks.Pool`.
     changed: [..., V], the same of its cells before and after the transition, of those that it changed.
     places: [..., P'], where what a grid holds is, see `numbers.places`, and what is around it, see
-      `numbers.surroundings`; only actor and critic read it.
+      `numbers.surroundings`; only actor, critic and the head of the mask read it.
+    difference: [..., D'], what the transition changed of the inputs that are not of a grid; of width 0 without grids.
   """
 
   state: jax.Array
@@ -66,6 +69,7 @@ class Features(NamedTuple):
   cells: jax.Array
   changed: jax.Array
   places: jax.Array
+  difference: jax.Array
 
 
 class Inputs(NamedTuple):
@@ -205,6 +209,13 @@ class Networks:
     return sum((3 + self.cell_size) * kind.cell_inputs for kind in self.numbers.grids)
 
   @property
+  def difference_size(self) -> int:
+    """D', width of `Features.difference`."""
+    if not self.numbers.grids:
+      return 0
+    return self.numbers.input_size - self.numbers.placed_size + self.percept_width
+
+  @property
   def encoded_size(self) -> int:
     """Width of an encoded observation: its embedded numbers and percept, and the features of CNNs."""
     return self.embedding_size + self.config.hidden_size * len(self.cnn_specs)
@@ -235,6 +246,7 @@ class Networks:
       cells=zeros(self.vector_size),
       changed=zeros(self.vector_size),
       places=zeros(self.places_size),
+      difference=zeros(self.difference_size),
     )
 
   @functools.cached_property
@@ -269,7 +281,12 @@ class Networks:
         POOL: pool(kind.cell_inputs, kind.grid[:2]),
         CHANGED: pool(kind.cell_inputs),
         CELL_DECODER: networks.CellDecoder(
-          self.cell_size, outputs, kind.grid[-1], dtype=config.dtype
+          self.cell_size,
+          kind.grid[:2],
+          kind.cell_inputs,
+          outputs,
+          kind.grid[-1],
+          dtype=config.dtype,
         ),
       }
       modules |= {f'{name}_{number}': module for name, module in own.items()}
@@ -303,12 +320,18 @@ class Networks:
         f'{CHANGED}_{number}': (cells, cells),
         f'{CELL_DECODER}_{number}': (cells, belief, zeros(self.actions.size)),
       }
-    return inputs.get(name, self._head_inputs(features))
+    return inputs.get(name, self._head_inputs(name, features))
 
-  def _head_inputs(self, features: Features) -> tuple[tuple[jax.Array, ...], ...]:
+  def apart(self, numbers: jax.Array) -> jax.Array:
+    """Those of inputs of numbers [..., I + P] that are of no grid."""
+    return numbers[..., self.numbers.placed_size :]
+
+  def _head_inputs(self, name: str, features: Features) -> tuple[tuple[jax.Array, ...], ...]:
     """The inputs of a head, a `networks.Towers`."""
-    apart = features.numbers[..., self.numbers.placed_size :]
-    return (features.state, features.transition), (apart,), (features.changed,)
+    known = features.state, features.transition
+    if name == MASK:
+      return known, (features.numbers,), (features.cells,), (features.places,)
+    return known, (self.apart(features.numbers),), (features.changed,), (features.difference,)
 
   def of_observation(self, features: Features) -> Features:
     """The same features [..., ...] with zeros for h and for the transition: what a step's observation tells.
@@ -322,7 +345,7 @@ class Networks:
 
   def head(self, params: Tree, name: str, features: Features) -> jax.Array:
     """Outputs of the head `name`, [..., outputs] in the compute dtype, at features [..., ...]."""
-    return self.apply(params, name, *self._head_inputs(features))
+    return self.apply(params, name, *self._head_inputs(name, features))
 
   def init(self, key: chex.PRNGKey, others: Mapping[str, tuple[nn.Module, Any]]) -> Tree:
     """Initial parameters by network, float32; parameters of MEMBERS, the ensemble, have a leading axis K.

@@ -117,7 +117,8 @@ class Step(NamedTuple):
     first: [...] bool, steps that begin an episode.
     discount: [...] float32 that arrived at a replayed step, at an imagined one the predicted probability
       that the episode continues; None while acting, where nothing reads it.
-    cells: at replayed steps, for each grid [..., M, D], those of the step before, see `Inputs`; 0 at FIRST.
+    earlier: at replayed steps with grids [..., ...], what networks read of the numbers of the step before, 0 at
+      FIRST; else None.
   """
 
   latent: Latent
@@ -127,7 +128,7 @@ class Step(NamedTuple):
   priors: Prior
   first: jax.Array
   discount: Any = None
-  cells: tuple[jax.Array, ...] = ()
+  earlier: modules.Inputs | None = None
 
 
 class Noise(NamedTuple):
@@ -389,7 +390,7 @@ class RSSM:
     latent: Latent,
     previous: jax.Array,
     before: jax.Array | None = None,
-    cells: tuple[jax.Array, ...] = (),
+    earlier: modules.Inputs | None = None,
   ) -> modules.Features:
     """The inputs of all heads, [..., ...].
 
@@ -398,9 +399,14 @@ class RSSM:
       latent: the latent, [..., H], [..., Z] and [..., F].
       previous: [..., C], inputs of the transition that led to the step.
       before: [..., R], `recalled` of the step before; None where only actor and critic read features.
-      cells: for each grid [..., M, D], those of the step before, see `Inputs`; () without grids.
+      earlier: what networks read of the numbers of the step before, 0 at FIRST; None without grids.
     """
     inputs = self.inputs(params, latent)
+    cells: tuple[jax.Array, ...] = ()
+    difference = inputs.numbers[..., :0]
+    if earlier is not None:
+      cells = earlier.cells
+      difference = self.networks.apart(inputs.numbers) - self.networks.apart(earlier.numbers)
     recalled = latent.recalled
     if recalled is None:
       recalled = jnp.zeros((*previous.shape[:-1], 0))
@@ -413,6 +419,7 @@ class RSSM:
       changed=self._pooled(params, modules.CHANGED, inputs.numbers, cells, inputs.cells),
       transition=jnp.concatenate([previous, before.astype(self.dtype)], axis=-1),
       recalled=recalled.astype(self.dtype),
+      difference=difference,
     )
 
   # Steps.
@@ -449,7 +456,7 @@ class RSSM:
     stochastic = self._sample(belief, noise)
     priors = self.prior(params, deterministic, previous, first)
     latent = Latent(deterministic, stochastic, numbers, recalled, percept, inputs)
-    features = self.features(params, latent, previous, cells=following(before.cells, first))
+    features = self.features(params, latent, previous, earlier=following(before, first))
     return Step(latent._replace(inputs=None), features, previous, belief, priors, first)
 
   def imagine(
@@ -490,7 +497,8 @@ class RSSM:
     percept = self.follow(params, recurrent.latent.percept, latent, previous)
     latent = latent._replace(numbers=imagined, percept=percept)
     latent = latent._replace(inputs=self.read(params, imagined, percept))
-    features = self.features(params, latent, previous, recurrent.latent.recalled, read.cells)
+    earlier = following(read, jnp.zeros(batch, bool))
+    features = self.features(params, latent, previous, recurrent.latent.recalled, earlier)
     if recurrent.latent.inputs is None:
       latent = latent._replace(inputs=None)
     priors = self._prior(params, outputs[:, novel], known[novel])
@@ -528,7 +536,7 @@ class RSSM:
     previous = self._previous(
       shifted(initial.action, action), shifted(self.embed(params, before), embedding), first
     )
-    cells = following(jax.tree.map(shifted, before.cells, inputs.cells), first)
+    earlier = following(jax.tree.map(shifted, before, inputs), first)
     known = {'recurrence': self._embedding(previous), 'posterior': encoded}
 
     def step(matrices, known, params, recurrent, inputs):
@@ -553,8 +561,8 @@ class RSSM:
     )
     latent = latent._replace(recalled=recalled, percept=percept, inputs=inputs)
     was_recalled = _recalled_before(recalled, first)
-    features = self.features(params, latent, previous, was_recalled, cells)
-    if not cells:
+    features = self.features(params, latent, previous, was_recalled, earlier)
+    if earlier is None:
       latent = latent._replace(inputs=None)
     return Step(
       latent=latent,
@@ -564,7 +572,7 @@ class RSSM:
       priors=self.prior(params, latent.deterministic, previous, first),  # outside of the loop
       first=first,
       discount=sequence.discount,
-      cells=cells,
+      earlier=earlier,
     )
 
   def _previous(self, action: jax.Array, embedding: jax.Array, first: jax.Array) -> jax.Array:
@@ -643,9 +651,12 @@ class RSSM:
     return numbers.sample(predicted, before, statistics, noise)
 
 
-def following(cells: tuple[jax.Array, ...], first: jax.Array) -> tuple[jax.Array, ...]:
-  """Cells [..., M, D] of the step before, 0 where there is none: at FIRST, [...] bool."""
-  return jax.tree.map(lambda x: jnp.where(first[..., None, None], 0, x).astype(x.dtype), cells)
+def following(before: modules.Inputs, first: jax.Array) -> modules.Inputs | None:
+  """What networks read of the step before, 0 where there is none: at FIRST, [...] bool; None without grids."""
+  if not before.cells:
+    return None
+  expand = lambda x: first.reshape(*first.shape, *[1] * (x.ndim - first.ndim))
+  return jax.tree.map(lambda x: jnp.where(expand(x), 0, x).astype(x.dtype), before)
 
 
 def _cleared(recurrent: Recurrent, first: jax.Array) -> Recurrent:

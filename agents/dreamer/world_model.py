@@ -200,7 +200,8 @@ class WorldModel:
       A tree of [..., *shape] float32 arrays, the observation without its action mask.
     """
     numbers, statistics = self.networks.numbers, params[modules.NUMBERS]
-    cells = rssm_lib.following(self.rssm.read(params, before).cells, first)
+    earlier = rssm_lib.following(self.rssm.read(params, before), first)
+    cells = earlier.cells if earlier else ()
     outputs, images = self.rssm.decoder(params, latent, previous, cells)
     predicted = numbers.predict(outputs, before, ~first, statistics)
     expected = numbers.expected(predicted, before, statistics)
@@ -260,7 +261,7 @@ class WorldModel:
     change, change_moments = self._change_loss(params, posterior, sequence, learns)
     scaled_reward = self.config.reward_scale * reward
     loss = jnp.mean(reconstruction + scaled_reward + continues + mask + kl + change)
-    if posterior.cells:
+    if posterior.earlier:
       imagined, steps = self._imagined(params, keys, posterior, sequence)
       own_reward, *others = self._heads_loss(params, imagined, steps)
       own = self.config.reward_scale * own_reward + sum(others)
@@ -331,11 +332,11 @@ class WorldModel:
     numbers, codec = self.networks.numbers, self.networks.codec
     latent, observed = posterior.latent, posterior.latent.numbers
     outputs, decoded = self.rssm.decoder(params, latent, posterior.previous)
-    if posterior.cells:  # at once, since most of it is the same
+    if posterior.earlier:  # at once, since most of it is the same
       belief = self.rssm.decoder_inputs(latent, posterior.previous)
       beliefs = jnp.stack([belief, jnp.zeros_like(belief)])
       of_all, of_cells = self.rssm.decoded_cells(
-        params, beliefs, posterior.previous, posterior.cells
+        params, beliefs, posterior.previous, posterior.earlier.cells
       )
       outputs += of_all
     statistics = jax.lax.stop_gradient(params[modules.NUMBERS])
@@ -343,10 +344,13 @@ class WorldModel:
     predict = lambda outputs: numbers.predict(outputs, before, ~posterior.first, statistics)
     predicted = predict(outputs)
     loss, error = numbers.loss(predicted, observed, statistics)
-    if posterior.cells:
+    if posterior.earlier:
       loss += numbers.loss(predict(of_cells), observed, statistics, of_grids=True)[0]
-      # No transition leads to FIRST, so nothing reads what is predicted there: new scenes, which cost most.
-      loss = jnp.where(posterior.first, 0.0, loss)
+      # No transition leads to FIRST, so nothing reads what is predicted there: new scenes, which cost most. Those
+      # within an episode nobody can predict either, and Adam would divide all other gradients by theirs.
+      loss = jnp.where(
+        posterior.first, 0.0, dreamer_config.SCENE * jnp.log1p(loss / dreamer_config.SCENE)
+      )
       error = jnp.where(posterior.first[..., None], statistics.get('error', 0.0), error)
     if self.networks.cnn_specs:
       _, *images = codec.encode(sequence.observation)
@@ -406,21 +410,21 @@ class WorldModel:
     stream = jnp.arange(batch)
     pick = lambda tree: jax.tree.map(lambda x: jnp.asarray(x)[step, stream], tree)
     prior = jax.tree.map(lambda x: x[member, step, stream], posterior.priors.belief)
-    cells, previous, latent = pick(
-      (posterior.cells, posterior.previous, posterior.latent._replace(inputs=None))
+    earlier, previous, latent = pick(
+      (posterior.earlier, posterior.previous, posterior.latent._replace(inputs=None))
     )
     latent = latent._replace(
       stochastic=prior.sample(noise.latent).astype(self.config.dtype),
       numbers=pick(_before(posterior.latent.numbers, sequence.initial_state.latent.numbers)),
     )
-    numbers = self.rssm.imagined_numbers(frozen, latent, previous, cells, noise.numbers)
+    numbers = self.rssm.imagined_numbers(frozen, latent, previous, earlier.cells, noise.numbers)
     percept = posterior.latent.percept
     if percept is not None:
       before = _before(percept, sequence.initial_state.latent.percept)
       percept = self.rssm.follow(frozen, pick(before), latent, previous)
     inputs = self.rssm.read(frozen, numbers, percept)
     latent = latent._replace(numbers=numbers, percept=percept, inputs=inputs)
-    features = self.rssm.features(params, latent, previous, cells=cells)
+    features = self.rssm.features(params, latent, previous, earlier=earlier)
     steps = {
       name: pick(getattr(sequence, name))
       for name in ('observation', 'reward', 'discount', 'step_type')

@@ -281,5 +281,5 @@ def numbered_posterior():
   first[[0, 3], [0, 1]] = True
   latent = rssm.Latent(*(np.float32(scale) * number[..., None] for scale in (1, -1, 2)))
   nothing = np.zeros((*number.shape, 0), np.float32)
-  features = modules.Features(number[..., None], -number[..., None], *[nothing] * 5)
+  features = modules.Features(number[..., None], -number[..., None], *[nothing] * 6)
   return rssm.Step(latent, features, (), (), (), first), number

@@ -131,7 +131,7 @@ def test_vector_of_a_transition_is_of_the_cells_that_it_changed():
 
 def test_a_move_is_predicted_where_it_was_never_seen():
   """All cells share the networks: moves on the left half of a grid teach those on the right half."""
-  size, cells, decoder = 8, networks.Cells(16), networks.CellDecoder(16, 1, num_gates=0)
+  size, cells, decoder = 8, networks.Cells(16), networks.CellDecoder(16, (8, 8), 1, 1, num_gates=0)
   places = np.array([(r, c) for r in range(1, 7) for c in range(1, 7)])
   agent, action = np.repeat(places, 4, axis=0), np.tile(np.arange(4), len(places))
   scene = lambda at: (np.arange(size * size) == at[:, :1] * size + at[:, 1:]).astype(np.float32)
@@ -168,6 +168,54 @@ def test_a_move_is_predicted_where_it_was_never_seen():
 
   right = np.argmax(after, axis=1) == np.argmax(train(params), axis=1)
   assert right[is_left].mean() > 0.97 and right[~is_left].mean() > 0.9
+
+
+def test_scrolling_view_is_learned_in_few_updates():
+  """A view of 24 kinds of cells moves by one: what comes from the cells beside is one of too many for their features."""
+  kinds, side, hidden = 24, 5, 16
+  cells = networks.Cells(hidden)
+  decoder = networks.CellDecoder(hidden, (side, side), kinds, kinds, num_gates=0)
+
+  def views(key):
+    """Views before and after moves, and the actions, of 32 worlds."""
+    world, action = jax.random.split(key)
+    world = jax.random.randint(world, (32, side + 2, side + 2), 0, kinds)
+    action = jax.random.randint(action, (32,), 0, 4)
+    corner = 1 + jnp.asarray(MOVES)[action]
+    look = jax.vmap(lambda world, at: jax.lax.dynamic_slice(world, at, (side, side)))
+    before, after = look(world, jnp.ones_like(corner)), look(world, corner)
+    return jax.nn.one_hot(before, kinds), after.reshape(32, -1), jax.nn.one_hot(action, 4)
+
+  def loss(params, key):
+    before, after, action = views(key)
+    features = cells.apply({'params': params['cells']}, before)
+    logits = decoder.apply({'params': params['decoder']}, features, action, action)
+    nats = optax.softmax_cross_entropy_with_integer_labels(logits, after)
+    inner = np.pad(np.ones((side - 2, side - 2), bool), 1).reshape(-1)
+    return nats.sum(axis=-1).mean(), (jnp.argmax(logits, axis=-1) == after)[:, inner].mean()
+
+  keys = jax.random.split(jax.random.key(0), 3)
+  before, _, action = views(keys[0])
+  own = cells.init(keys[1], before)
+  features = cells.apply(own, before)
+  params = {
+    'cells': own['params'],
+    'decoder': decoder.init(keys[2], features, action, action)['params'],
+  }
+  optimizer = optax.adam(0.003)
+
+  @jax.jit
+  def train(params):
+    def step(carry, key):
+      params, state = carry
+      updates, state = optimizer.update(jax.grad(loss, has_aux=True)(params, key)[0], state)
+      return (optax.apply_updates(params, updates), state), None
+
+    keys = jax.random.split(jax.random.key(1), 120)
+    (params, _), _ = jax.lax.scan(step, (params, optimizer.init(params)), keys)
+    return loss(params, jax.random.key(2))[1]
+
+  assert train(params) > 0.95
 
 
 # Where things are.
@@ -395,6 +443,58 @@ def test_heads_do_not_read_where_something_is(dreamer, params):
   assert not np.any(grads.cells) and not np.any(grads.places)
   others = np.delete(np.asarray(grads.numbers), placed, axis=1)
   assert others.any() and np.any(grads.changed)
+
+
+def test_head_of_legal_actions_reads_the_grid_as_it_is(dreamer, params):
+  """Also where a step changed nothing of it, and without what was before."""
+  networks_ = dreamer.model.networks
+  logits = lambda features: jnp.sum(
+    networks_.head(modules.world(params), modules.MASK, networks_.of_observation(features))
+  )
+  features = jax.tree.map(jnp.ones_like, networks_.empty_features(2))
+  grads = jax.jit(jax.grad(logits))(features)
+  assert np.any(grads.cells) and np.any(grads.places) and not np.any(grads.changed)
+
+
+def test_heads_read_what_a_step_changed_of_numbers_beside_a_grid(dreamer, params, make_sequence):
+  model, sequence = dreamer.model, make_sequence(dreamer)
+  sizes = model.networks
+  keys = jax.random.split(jax.random.key(0), sequence.reward.shape[1])
+  steps = jax.jit(model.replay)(params, keys, sequence)
+  apart = np.asarray(sizes.apart(steps.features.numbers))
+  difference = np.asarray(steps.features.difference)
+  assert difference.shape[-1] == sizes.difference_size > 0
+  for stream in range(apart.shape[1]):
+    for step in range(1, len(apart)):
+      before = 0 if steps.first[step, stream] else apart[step - 1, stream]
+      np.testing.assert_allclose(
+        difference[step, stream], apart[step, stream] - before, rtol=1e-3, atol=1e-5
+      )
+  reward = lambda features: jnp.sum(
+    model.reward(modules.world(params), sizes.of_observation(features)).logits[:, 0]
+  )
+  assert np.any(jax.grad(reward)(jax.tree.map(lambda x: x[0], steps.features)).difference)
+
+
+def test_new_scene_hardly_counts_in_what_the_decoder_learns(dreamer, params, make_sequence):
+  """The gradient of a step whose whole grid is new is less than that of one in which some cells are."""
+  model, sequence = dreamer.model, make_sequence(dreamer)
+  posterior = jax.jit(model.replay)(params, jax.random.split(jax.random.key(0), 3), sequence)
+
+  @jax.jit
+  def gradient(own, factor):
+    """Norm of the gradient in the outputs' kernel, of which `factor` is a multiple."""
+
+    def loss(own):
+      scaled = own | {'cell_decoder_0': jax.tree.map(lambda x: factor * x, own['cell_decoder_0'])}
+      world = modules.world(params | {'world_model': scaled})
+      return jnp.sum(model._reconstruction_loss(world, posterior, sequence)[0])
+
+    nats, grads = jax.value_and_grad(loss)(own)
+    return nats, optax.global_norm(grads['cell_decoder_0']) / factor
+
+  (few, usual), (many, large) = (gradient(params['world_model'], x) for x in (1.0, 30.0))
+  assert many > few and large < usual / 2
 
 
 def test_dream_goes_on_from_what_it_saw(dreamer, params, make_sequence):

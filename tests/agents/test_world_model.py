@@ -673,7 +673,7 @@ def test_features_hold_memory_inputs_of_the_numbers_and_of_the_transition(make_d
 
   found = jax.device_get(features(observation))
   assert [part.shape for part in found] == [
-    (6, 3, size) for size in (8, 3 * (1 + 33) + 2, 3 + 16, 0, 0, 0, 0)
+    (6, 3, size) for size in (8, 3 * (1 + 33) + 2, 3 + 16, 0, 0, 0, 0, 0)
   ]
   np.testing.assert_array_equal(found.state, deterministic)
   view = found.numbers[..., -2:]
