@@ -243,6 +243,8 @@ class Pool(nn.Module):
   Of a transition only the cells whose contents it changed count, few in most environments. Among all others the
   one that tells of a rare reward, such as that of a fruit where a head is now, would have no weight in the mean,
   and of the maximum no gradient until it is the largest; of 17 fruits the reward is learned with this only.
+  Of one step only cells that hold something count: where most are empty, as in Asterix, the mean over all hardly
+  says more than `places`.
 
   With a `shape` the layer also reads where a cell lies from where each of the contents is: what is how far from
   what, such as which way the nearest fruit is from a head, whatever the row and the column of both.
@@ -268,8 +270,9 @@ class Pool(nn.Module):
     if self.shape:
       x += self._offsets(inputs[-1].reshape(*axes, 3, -1), self.shape)
     x = kernels.silu(x)
-    before, after = (cells[i][..., -self.contents :] for i in (0, -1))
-    counts = jnp.any(jnp.abs(after - before) > SAME, axis=-1, keepdims=True) | (len(cells) == 1)
+    contents = [part[..., -self.contents :] for part in cells]
+    counted = contents[-1] - contents[0] if len(contents) > 1 else contents[0]
+    counts = jnp.any(jnp.abs(counted) > SAME, axis=-1, keepdims=True)
     mean = jnp.sum(x, axis=-2, where=counts) / jnp.maximum(jnp.sum(counts, axis=-2), 1)
     most = jnp.max(x, axis=-2, where=counts, initial=-0.28)  # less than any silu
     return jnp.concatenate([mean, most], axis=-1)

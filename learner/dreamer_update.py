@@ -7,6 +7,7 @@ devices share the batch.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import chex
@@ -157,7 +158,11 @@ class DreamerUpdate:
     # Until warm-up is over, the model is not worth imagining with; a dream of no steps costs nothing.
     warm = state.step >= config.warm_up_updates
     intrinsic_state, motivation = intrinsic.update(
-      state.intrinsic, devices_lib.over_devices(novelty.mean()), config, trained=warm
+      state.intrinsic,
+      devices_lib.over_devices(novelty.mean()),
+      config,
+      trained=warm,
+      evidence=state.scales.evidence,
     )
     horizon = jnp.where(warm, motivation.horizon, 0)
     dreamt, replayed = self._imagine(
@@ -279,7 +284,7 @@ class DreamerUpdate:
   def _improve_actor_critic(
     self, state: TrainState, dreamt: dream.Dream, replayed: ac.Replayed
   ) -> tuple[TrainState, Metrics, Metrics]:
-    """One step of the policy's optimizer; returns state, metrics of the policy, and of the dream."""
+    """Steps of the policy's optimizer; returns state, metrics of the policy, and of the dream."""
     policy, params = self.dreamer.actor_critic, state.params['actor_critic']
     errors = policy.replayed_squared_errors(params, replayed)
     scales, targets, target_metrics = targets_lib.imagined(
@@ -287,17 +292,23 @@ class DreamerUpdate:
     )
     params = params | policy.in_units(policy.critics(params), scales.units)
     slow_critic = policy.in_units(state.slow_critic, scales.units)
-    grads, metrics = self._imagined_gradient(params, dreamt, targets)
     replayed_metrics, replayed_grads = self._replayed_gradient(params, replayed)
-    metrics |= replayed_metrics
-    grads = devices_lib.over_devices(jax.tree.map(jnp.add, grads, replayed_grads))
-    updates, opt_state = self.policy_optimizer.update(grads, state.policy_opt_state)
-    faster = jax.tree.map(lambda x: dreamer_config.CRITIC_RATE * x, policy.critics(updates))
-    params = optax.apply_updates(params, updates | faster)
+
+    def gradient(
+      params: Tree, steps: ac.ImaginedSteps, targets: ac.Targets
+    ) -> tuple[Tree, Metrics]:
+      grads, metrics = self._imagined_gradient(params, steps, targets, dreamt.horizon)
+      return devices_lib.over_devices(jax.tree.map(jnp.add, grads, replayed_grads)), metrics
+
+    starts = targets.weight.shape[1] // replayed.last.shape[1]  # of each sequence
+    (params, opt_state), metrics = improved(
+      policy, self.policy_optimizer, (params, state.policy_opt_state), gradient,
+      dream.steps(dreamt), targets, starts,
+    )  # fmt: skip
+    metrics |= replayed_metrics | target_metrics
     slow_critic = optax.incremental_update(
       policy.critics(params), slow_critic, dreamer_config.SLOW_CRITIC_RATE
     )
-    metrics |= {'gradient_norm': optax.global_norm(grads), **target_metrics}
     # Over steps as they are reached; steps imagined beyond a termination count for nothing.
     own = lambda name: policy.dreams(name, targets.weight.shape[1])
     mean = lambda x, name=ac.TASK: jnp.sum(targets.weight[:, own(name)] * x[1:, own(name)])
@@ -392,28 +403,24 @@ class DreamerUpdate:
     }
 
   def _imagined_gradient(
-    self, params: Tree, dreamt: dream.Dream, targets: ac.Targets
+    self, params: Tree, imagined: ac.ImaginedSteps, targets: ac.Targets, horizon: jax.Array
   ) -> tuple[Tree, Metrics]:
-    """Gradient and metrics of the actor-critic's loss, added up over chunks of imagined steps."""
+    """Gradient and metrics of the actor-critic's loss, added up over chunks of imagined steps [H, B, ...]."""
     policy = self.dreamer.actor_critic
     count = self.dreamer.config.steps_per_chunk
 
     def add_chunk(chunk: jax.Array, carry: tuple[Tree, Metrics]) -> tuple[Tree, Metrics]:
-      first = chunk * count
-      cut = lambda x: jax.lax.dynamic_slice_in_dim(x, first, count)
-      steps = dream.steps(dreamt, first, count)
-      (_, metrics), grads = jax.value_and_grad(policy.loss, has_aux=True)(
-        params, steps, jax.tree.map(cut, targets)
-      )
+      cut = lambda x: jax.lax.dynamic_slice_in_dim(x, chunk * count, count)
+      steps, own = jax.tree.map(cut, (imagined, targets))
+      (_, metrics), grads = jax.value_and_grad(policy.loss, has_aux=True)(params, steps, own)
       return jax.tree.map(jnp.add, carry, (grads, metrics))
 
-    steps = dream.steps(dreamt, 0, count)
-    first_targets = jax.tree.map(lambda x: x[:count], targets)
+    steps, first_targets = jax.tree.map(lambda x: x[:count], (imagined, targets))
     empty = jax.tree.map(
       lambda x: jnp.zeros(x.shape, x.dtype),
       jax.eval_shape(jax.grad(policy.loss, has_aux=True), params, steps, first_targets),
     )
-    num_chunks = (dreamt.horizon + count - 1) // count  # those beyond the horizon cost nothing
+    num_chunks = (horizon + count - 1) // count  # those beyond the horizon cost nothing
     result: tuple[Tree, Metrics] = jax.lax.fori_loop(0, num_chunks, add_chunk, empty)
     return result
 
@@ -430,6 +437,45 @@ class DreamerUpdate:
 
     grads, metrics = jax.grad(loss, has_aux=True)(params)
     return metrics, grads
+
+
+def improved(
+  policy: ac.ActorCritic,
+  optimizer: optax.GradientTransformation,
+  learned: tuple[Tree, Tree],
+  gradient: Callable[[Tree, ac.ImaginedSteps, ac.Targets], tuple[Tree, Metrics]],
+  steps: ac.ImaginedSteps,
+  targets: ac.Targets,
+  starts: int,
+) -> tuple[tuple[Tree, Tree], Metrics]:
+  """Gradient steps of actors and critics on a batch of dreams, POLICY_STEPS at most, each on an equal part.
+
+  Args:
+    policy: actors and critics.
+    optimizer: of their parameters; critics learn CRITIC_RATE times as fast.
+    learned: parameters, and state of the optimizer.
+    gradient: function of parameters and a part of the steps and targets: the gradient, and metrics [] by name.
+    steps: [H, B', ...], all imagined steps.
+    targets: [H, B', ...], of all.
+    starts: dreams of each sequence, so that parts, which have as many of each, do not depend on the batching.
+
+  Returns:
+    The next parameters and state, and the means of the metrics, with `gradient_norm`.
+  """
+  own = starts // (1 + policy.explores)  # of either actor
+  count = max(n for n in range(1, dreamer_config.POLICY_STEPS + 1) if own % n == 0)
+
+  def improve(learned: tuple[Tree, Tree], index: jax.Array) -> tuple[tuple[Tree, Tree], Metrics]:
+    params, opt_state = learned
+    part, aims = policy.part((steps, targets), index, count)
+    grads, metrics = gradient(params, part, aims._replace(weight=count * aims.weight))
+    updates, opt_state = optimizer.update(grads, opt_state)
+    faster = jax.tree.map(lambda x: dreamer_config.CRITIC_RATE * x, policy.critics(updates))
+    metrics |= {'gradient_norm': optax.global_norm(grads)}
+    return (optax.apply_updates(params, updates | faster), opt_state), metrics
+
+  learned, metrics = jax.lax.scan(improve, learned, jnp.arange(count))
+  return learned, jax.tree.map(jnp.mean, metrics)
 
 
 def _sequence_keys(key: chex.PRNGKey, batch: int) -> tuple[jax.Array, jax.Array]:

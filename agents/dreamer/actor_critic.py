@@ -52,11 +52,13 @@ class ImaginedSteps(NamedTuple):
   Attributes:
     read: [R, B, ...].
     choice: [R, B] or [R, B, M] int32 actions, or [R, B, A] float32 actions before tanh.
+    log_prob: [R, B] float32, log of their probability when they were chosen.
     mask: [R, B, A] bool, actions predicted to be legal.
   """
 
   read: sockets.PolicyInputs
   choice: jax.Array
+  log_prob: jax.Array
   mask: jax.Array
 
 
@@ -246,6 +248,19 @@ class ActorCritic:
     if not self.explores:
       return slice(0, batch)
     return slice(batch // 2, batch) if self._is_explorers(head) else slice(0, batch // 2)
+
+  def part(self, tree: Tree, index: jax.Array, count: int) -> Tree:
+    """One of `count` parts of dreams [R, B, ...], [R, B / count, ...] with as many of each actor's; see `dreams`."""
+    actors = 1 + self.explores
+
+    def cut(x: jax.Array) -> jax.Array:
+      steps, batch, *shape = x.shape
+      size = batch // actors // count
+      parts = x.reshape(steps, actors, count, size, *shape)
+      own = jax.lax.dynamic_index_in_dim(parts, index, axis=2, keepdims=False)
+      return own.reshape(steps, actors * size, *shape)
+
+    return jax.tree.map(cut, tree)
 
   def _modules(self) -> dict[str, networks_lib.Towers]:
     config = self.config
@@ -443,21 +458,26 @@ class ActorCritic:
   def actor_loss(
     self, params: Tree, steps: ImaginedSteps, context: jax.Array, targets: Targets
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Score-function loss of the actors, each on its own dreams: see `dreams`.
+    """Loss of the actors, each on its own dreams, see `dreams`; by ratios, as they learn several times from a batch.
 
-      - sum weight ( sg(advantage) log pi(a | f, context) + eta sg(k) H[pi] )
+      - sum weight ( min(ratio A, clip(ratio, 1 - MOST_CHANGE, 1 + MOST_CHANGE) A) + eta sg(k) H[pi] )
+      ratio = pi(a | f, context) / pi_of_the_dream(a | f, context)
 
-    with the advantage of `targets.imagined` and eta the config's `entropy_scale`; k is 1 for the task's
+    with A the advantage of `targets.imagined` and eta the config's `entropy_scale`; k is 1 for the task's
     actor, and `explorer_entropy_weight` for the explorer. `context` is [R, B, C].
     """
     policy = self.dreamt_policy(params, steps.read.features, context, steps.mask)
-    entropy, log_prob = policy.entropy(), policy.log_prob(steps.choice)
-    advantage = jax.lax.stop_gradient(targets.advantage)
+    entropy = policy.entropy()
+    ratio = jnp.exp(policy.log_prob(steps.choice) - steps.log_prob)
+    most = dreamer_config.MOST_CHANGE
+    gain = jax.lax.stop_gradient(targets.advantage) * jnp.stack(
+      [ratio, jnp.clip(ratio, 1 - most, 1 + most)]
+    )
     scale = jnp.full_like(entropy, self.config.entropy_scale)
     if self.explores:
       own = self.dreams(NOVELTY, steps.choice.shape[1])
       scale = scale.at[:, own].multiply(explorer_entropy_weight(policy)[:, own])
-    loss = jnp.sum(targets.weight * (-advantage * log_prob - scale * entropy))
+    loss = jnp.sum(targets.weight * (-gain.min(axis=0) - scale * entropy))
 
     def total(x: jax.Array, name: str = TASK) -> jax.Array:
       own = self.dreams(name, steps.choice.shape[1])

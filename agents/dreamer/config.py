@@ -5,6 +5,9 @@ import dataclasses
 # The critic learns three times as fast as the actor: a value that lags behind is the same in all good
 # states, and hides what will go wrong after more steps than it has learned of.
 CRITIC_RATE = 3.0
+# Gradient steps of actor and critic on a batch of dreams, each on other dreams; and by what share the probability
+# of an action may change before it has no gradient: Schulman et al. (2017), "Proximal policy optimization algorithms".
+POLICY_STEPS, MOST_CHANGE = 4, 0.2
 SLOW_CRITIC_RATE = 0.02  # of the moving average of its parameters: Hafner et al. (2023)
 # Of the moving averages of ranges and errors of returns: Hafner et al. (2023); also of evidence and shares.
 RETURN_RATE = 0.01

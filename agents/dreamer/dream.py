@@ -51,6 +51,7 @@ class Dream(NamedTuple):
     novelty: [H + 1, B'] float32, novelty of the transition to the step; 0 at imagined steps of dreams of
       which nothing reads it, see `rollout`.
     choice: [H, B'] or [H, B', M] int32 actions, or [H, B', A] float32 actions before tanh.
+    log_prob: [H, B'] float32, log of their probability.
     mask: [H, B', A] bool, legal actions, of imagined steps as predicted.
     reward: [H + 1, B'] float32, predicted reward that arrives at the step; 0 at the start.
     discount: [H + 1, B'] float32, predicted probability that the episode continues; 0 at the start,
@@ -66,6 +67,7 @@ class Dream(NamedTuple):
   read: sockets.PolicyInputs
   novelty: jax.Array
   choice: jax.Array
+  log_prob: jax.Array
   mask: jax.Array
   reward: jax.Array
   discount: jax.Array
@@ -166,6 +168,7 @@ class _Imagination:
     outputs = {
       'read': jax.tree.map(decided, start.read),
       'choice': jnp.zeros((num_steps, batch, *self.model.action_spec.shape), choice_dtype),
+      'log_prob': jnp.zeros((num_steps, batch), jnp.float32),
       'mask': jnp.ones((num_steps, *mask.shape), bool),
       'novelty': arrived(start.novelty),
       'rewards': {name: arrived(0.0) for name in self.model.rewards},
@@ -196,7 +199,8 @@ class _Imagination:
       'novelty': novelty,
       'rewards': self.model.intrinsic_rewards(self.model_params, here, after, novelty),
     }
-    decided = {'read': read, 'choice': choice, 'mask': mask}
+    log_prob = policy.log_prob(choice)
+    decided = {'read': read, 'choice': choice, 'log_prob': log_prob, 'mask': mask}
     put = lambda at: lambda old, new: jax.lax.dynamic_update_index_in_dim(old, new, at, 0)
     outputs = {
       name: jax.tree.map(put(t if name in decided else t + 1), outputs[name], x)
@@ -284,10 +288,9 @@ def weights(dream: Dream) -> jax.Array:
   return jnp.where(beyond[:, None], 0.0, alive * dream.start.weight)
 
 
-def steps(dream: Dream, first: jax.Array | int, count: int) -> ac.ImaginedSteps:
-  """Cuts the `count` imagined steps from step `first` on out of a dream, [count, B', ...]."""
-  imagined = ac.ImaginedSteps(dream.read, dream.choice, dream.mask)
-  return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, count), imagined)
+def steps(dream: Dream) -> ac.ImaginedSteps:
+  """The imagined steps of dreams, [H, B', ...]."""
+  return ac.ImaginedSteps(dream.read, dream.choice, dream.log_prob, dream.mask)
 
 
 def starts(

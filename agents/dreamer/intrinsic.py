@@ -64,18 +64,21 @@ def update(
   config: dreamer_config.DreamerConfig,
   *,
   trained: jax.Array | bool = True,
+  evidence: jax.Array | float = 0.0,
 ) -> tuple[IntrinsicState, Motivation]:
   """Updates improvement, boredom and horizon with the novelty of one batch.
 
     C <- (1 - alpha) C + alpha novelty, corrected by 1 - (1 - alpha)^num_updates  (as in Adam)
     improvement = clip( max(C_slow - C_fast, C_fast - max C_slow) / C_slow, 0, 1)
     boredom <- clip( boredom + BOREDOM_RISE if improvement < LEAST_IMPROVEMENT else boredom - BOREDOM_FALL, 0, 1)
-    horizon = round( H_max - boredom (H_max - H_min) )
+    horizon = round( H_max - boredom (1 - evidence) (H_max - H_min) )
 
   C_fast and C_slow both follow the first line, with alpha = IMPROVEMENT_FAST and IMPROVEMENT_SLOW.
   Without the correction the fast average would lead during the first updates. Novelty that falls
   shows that the model learns, and so does novelty above its maximum: it rises at first, while the
-  members learn how far they err, and later where observations of a new kind are found.
+  members learn how far they err, and later where observations of a new kind are found. Where real returns differ
+  there is more to learn than what is new: a task's actor that improves while novelty stays as it is needs as many
+  imagined steps as before.
 
   Args:
     state: the state before the batch.
@@ -83,6 +86,7 @@ def update(
     config: config of the agent, with the horizons.
     trained: [] bool, whether warm-up is over. Before, the maximum stays 0, since the novelty of an
       untrained model is large everywhere; so boredom does not rise either.
+    evidence: [] float32 in [0, 1], that real returns differ, see `evidence`.
 
   Returns:
     The next state, and the averages with the horizon that follows from them.
@@ -102,7 +106,8 @@ def update(
   is_bored = (improvement < dreamer_config.LEAST_IMPROVEMENT) & (config.ensemble_size > 1)
   change = jnp.where(is_bored, dreamer_config.BOREDOM_RISE, -dreamer_config.BOREDOM_FALL)
   boredom = jnp.clip(state.boredom + change, 0.0, 1.0)
-  horizon = jnp.round(config.horizon_max - boredom * (config.horizon_max - config.horizon_min))
+  shortened = boredom * (1 - evidence) * (config.horizon_max - config.horizon_min)
+  horizon = jnp.round(config.horizon_max - shortened)
   return IntrinsicState(fast, slow, largest, boredom, num_updates), Motivation(
     horizon.astype(jnp.int32), corrected_fast, corrected_slow, improvement, boredom
   )

@@ -103,6 +103,27 @@ class Amount(NamedTuple):
   amount: jax.Array
 
 
+class Level(NamedTuple):
+  """Predicted distributions of `Levels`.
+
+  Attributes:
+    copy: [..., N] float32, probability of a copy.
+    before: [..., N] float32, the numbers at the previous step.
+    old: [..., N, L] float32, the same, two-hot.
+    new: [..., N, L] float32, probabilities of what is not copied.
+  """
+
+  copy: jax.Array
+  before: jax.Array
+  old: jax.Array
+  new: jax.Array
+
+  def all(self) -> jax.Array:
+    """[..., N, L] float32, probabilities of all levels."""
+    copy = self.copy[..., None]
+    return copy * self.old + (1 - copy) * self.new
+
+
 class Before(NamedTuple):
   """Numbers of the previous step, of one kind, which the model may copy.
 
@@ -487,7 +508,7 @@ class Amounts(Counted):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Levels(Kind):
-  """Numbers of L levels, scaled to [0, 1]: categorical. A prediction is probabilities [..., N, L].
+  """Numbers of L levels, scaled to [0, 1]: categorical.
 
   Attributes:
     low: [N] float32, the first level, in the units of a flat observation.
@@ -539,43 +560,62 @@ class Levels(Kind):
     levels = self._shares(numbers).reshape(*numbers.shape[:-1], -1)
     return [numbers, levels] if self.is_read else [numbers]
 
-  def predict(self, outputs: jax.Array, before: Before, statistics: Any) -> jax.Array:
+  def predict(self, outputs: jax.Array, before: Before, statistics: Any) -> Level:
     gates, logits = jnp.split(outputs, [len(self.indices)], axis=-1)
-    copy = before.copies(gates)[..., None]
-    levels = jax.nn.softmax(logits.reshape(*gates.shape, self.count), axis=-1)
-    return copy * self._shares(before.numbers) + (1 - copy) * levels
+    new = jax.nn.softmax(logits.reshape(*gates.shape, self.count), axis=-1)
+    old = self._shares(before.numbers)
+    return Level(before.copies(gates), before.numbers, old, new)
 
-  def loss(self, predicted: jax.Array, numbers: jax.Array, statistics: Any) -> jax.Array:
+  def loss(self, predicted: Level, numbers: jax.Array, statistics: Any) -> jax.Array:
     shares = self._shares(jnp.clip(numbers, 0.0, 1.0))
-    return jnp.sum(_divergence(shares, predicted), axis=-1)
+    return jnp.sum(_divergence(shares, predicted.all()), axis=-1)
 
-  def expected(self, predicted: jax.Array, statistics: Any) -> jax.Array:
-    """The most likely level; with its neighbours where numbers lie between levels, see `around`."""
-    return self._number(jnp.argmax(predicted, axis=-1), predicted, statistics)
+  def expected(self, predicted: Level, statistics: Any) -> jax.Array:
+    """The most likely level. Where numbers lie between levels, the number before, or what is near the most likely."""
+    level = jnp.argmax(predicted.all(), axis=-1) / (self.count - 1)
+    if self.is_exact:
+      return level
+    new = around(jnp.argmax(predicted.new, axis=-1), predicted.new)
+    between = jnp.where(predicted.copy > 0.5, predicted.before, new)
+    return jnp.where(self._at_levels(statistics), level, between)
 
   def sample(
-    self, predicted: jax.Array, before: jax.Array, statistics: Any, noise: jax.Array
+    self, predicted: Level, before: jax.Array, statistics: Any, noise: jax.Array
   ) -> jax.Array:
-    most = self.count - 1
-    old = jnp.round(before * most).astype(jnp.int32)
-    others = jnp.where(jnp.arange(self.count) == old[..., None], 0.0, predicted)
+    old = jnp.round(before * (self.count - 1)).astype(jnp.int32)
+    is_old = jnp.arange(self.count) == old[..., None]
+    new, changes = self._changed(old, jnp.where(is_old, 0.0, predicted.all()), noise)
+    level = jnp.where(changes, new, old) / (self.count - 1)
+    if self.is_exact:
+      return level
+    # Between levels an average of both would be an amount that never occurs, such as half of what is gained.
+    own = (1 - predicted.copy)[..., None] * predicted.new
+    stays = is_old & (jnp.argmax(own, axis=-1) == old)[..., None]
+    new, changes = self._changed(old, jnp.where(stays, 0.0, own), noise)
+    moves = changes | (jnp.sum(jnp.where(stays, own, 0.0), axis=-1) > predicted.copy)
+    near = around(jnp.where(changes, new, old), predicted.new)
+    return jnp.where(self._at_levels(statistics), level, jnp.where(moves, near, before))
+
+  def _changed(
+    self, old: jax.Array, others: jax.Array, noise: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
+    """Levels [..., N] that numbers change to, of probabilities `others` [..., N, L], and [..., N] bool, which do."""
     ends = jnp.cumsum(others, axis=-1)
     change = ends[..., -1]
     below = jnp.sum(jnp.where(jnp.arange(self.count) < old[..., None], others, 0.0), axis=-1)
-    level = old
     # What falls in one number may rise in another, as where a thing moves: these exclude no one another.
-    for is_own in (below > change / 2, below <= change / 2):
-      changes, share = occurs(jnp.where(is_own, change, 0.0), noise)
-      new = jnp.sum((share * change)[..., None] >= ends, axis=-1)
-      level = jnp.where(changes, jnp.minimum(new, most), level)
-    return self._number(level, predicted, statistics)
+    each = [
+      occurs(jnp.where(is_own, change, 0.0), noise)
+      for is_own in (below > change / 2, below <= change / 2)
+    ]
+    share = jnp.where(each[0][0], each[0][1], each[1][1])
+    level = jnp.sum((share * change)[..., None] >= ends, axis=-1)
+    return jnp.minimum(level, self.count - 1), each[0][0] | each[1][0]
 
-  def _number(self, level: jax.Array, predicted: jax.Array, statistics: Any) -> jax.Array:
-    exact = level / (self.count - 1)
-    if self.is_exact:
-      return exact
-    at_levels = statistics[self.named('off_level')] < MIN_FRACTION
-    return jnp.where(at_levels, exact, around(level, predicted))
+  def _at_levels(self, statistics: Any) -> jax.Array:
+    """[N] bool, numbers that were always at a level, up to rounding."""
+    at_levels: jax.Array = statistics[self.named('off_level')] < MIN_FRACTION
+    return at_levels
 
   def wrong(self, numbers: jax.Array, others: jax.Array) -> jax.Array:
     half_a_level: float = 0.5 / (self.count - 1)

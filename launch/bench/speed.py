@@ -254,7 +254,7 @@ def matmul_flops(jaxpr: Any) -> list[float]:
     turns = equation.params.get('length', 1) if name == 'scan' else 1
     for once, *more in inner:
       always += turns * once
-      loops += more
+      loops += [turns * each for each in more]
   return [always, *loops]
 
 

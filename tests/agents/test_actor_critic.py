@@ -42,6 +42,7 @@ def steps(dreamer):
   return ac.ImaginedSteps(
     read=read_of(random_features(dreamer, rng, 4, 3)),
     choice=choice,
+    log_prob=np.zeros((4, 3), np.float32),
     mask=mask,
   )
 
@@ -52,9 +53,21 @@ def no_context(features):
 
 @pytest.fixture(scope='module')
 def gradient(policy):
-  """(params, steps, targets) -> (loss, metrics), and the gradient."""
-  compiled = jax.jit(jax.value_and_grad(policy.loss, has_aux=True))
-  return lambda *arguments: jax.device_get(compiled(*arguments))
+  """(params, steps, targets, ratio=1) -> (loss, metrics), and the gradient.
+
+  The choices are `ratio` times as likely, [4, 3], as they were when they were chosen.
+  """
+
+  @jax.jit
+  def compiled(params, steps, targets, ratio):
+    pooled = policy.context.pool(params, steps.read)
+    now = policy.dreamt_policy(params, steps.read.features, pooled, steps.mask)
+    steps = steps._replace(log_prob=now.log_prob(steps.choice) - jnp.log(ratio))
+    return jax.value_and_grad(policy.loss, has_aux=True)(params, steps, targets)
+
+  return lambda params, steps, targets, ratio=1.0: jax.device_get(
+    compiled(params, steps, targets, np.full((4, 3), ratio, np.float32))
+  )
 
 
 @pytest.fixture(scope='module')
@@ -99,6 +112,31 @@ def test_actor_raises_the_likelihood_of_advantageous_actions(
   for dreams in (slice(0, 1), slice(1, 3)):  # of the task, and of the explorer
     change = after[:, dreams].mean() - before[:, dreams].mean()
     assert np.sign(change) == advantage
+
+
+@pytest.mark.parametrize(('advantage', 'ratio'), [(1.0, 1.3), (-1.0, 0.7)])
+def test_actor_learns_no_more_from_a_choice_whose_probability_has_changed_enough(
+  params, steps, gradient, advantage, ratio
+):
+  """There only the entropy has a gradient; where the change is to be undone, the advantage has one, too."""
+  of = lambda *given: gradient(params, steps, *given)[1]['actor']
+  entropy = of(targets())
+  close = lambda found: jax.tree.map(
+    functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-7), found, entropy
+  )
+  close(of(targets(advantage), ratio))
+  with pytest.raises(AssertionError):
+    close(of(targets(-advantage), ratio))
+
+
+def test_parts_of_dreams_are_equal_shares_of_either_actors(policy):
+  dreams = np.arange(3 * 16).reshape(3, 16)
+  parts = [policy.part({'x': dreams}, index, 4)['x'] for index in range(4)]
+  np.testing.assert_array_equal(np.sort(np.concatenate(parts, axis=1), axis=1), dreams)
+  own = policy.dreams(ac.TASK, 16)
+  for part in parts:
+    assert np.isin(part, dreams[:, own]).sum(axis=1).tolist() == [2, 2, 2]
+    assert np.isin(part[:, policy.dreams(ac.TASK, 4)], dreams[:, own]).all()
 
 
 def test_entropy_weighs_more_the_more_certain_the_explorer_is():
@@ -180,18 +218,20 @@ def test_critic_learns_its_returns(params, steps, gradient, judge):
 
 
 def test_loss_is_the_weighted_sum_of_its_formula(params, steps, gradient, judge):
-  log_prob, entropy, critics = judge(params)
+  _, entropy, critics = judge(params)
   of_task = np.array([True, False, False])
   least = 0.4 * np.log(steps.mask.sum(-1))
   scale = 3e-4 * np.where(of_task, 1, np.exp(5 * (1 - entropy / least)))
   errors = np.where(of_task, critics[ac.TASK], critics[ac.NOVELTY])
   rng = np.random.default_rng(0)
   advantage, weight = rng.normal(size=(4, 3)), rng.uniform(size=(4, 3))
-  expected = np.sum(weight * (-advantage * log_prob - scale * entropy + errors))
+  ratio = rng.uniform(0.5, 1.5, size=(4, 3))
+  gain = np.minimum(ratio * advantage, np.clip(ratio, 0.8, 1.2) * advantage)
+  expected = np.sum(weight * (-gain - scale * entropy + errors))
   given = targets()._replace(
     advantage=advantage.astype(np.float32), weight=weight.astype(np.float32)
   )
-  (loss, metrics), _ = gradient(params, steps, given)
+  (loss, metrics), _ = gradient(params, steps, given, ratio)
   np.testing.assert_allclose(loss, expected, rtol=1e-4)
   by_actor = (weight * entropy)[:, of_task].sum(), (weight * entropy)[:, ~of_task].sum()
   found = metrics['entropy'], metrics['explorer_entropy']

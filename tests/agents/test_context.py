@@ -207,10 +207,11 @@ def gradient(policy, imagined):
 
   @functools.partial(jax.jit, static_argnums=4)
   def compiled(params, imagined, advantage, first, count):
-    steps = dream.steps(imagined, first, count)
+    cut = lambda x: jax.lax.dynamic_slice_in_dim(x, first, count)
+    steps = jax.tree.map(cut, dream.steps(imagined))
     fill = lambda x: jnp.full((count, 18), x)
     heads = dict.fromkeys(policy.heads, fill(1.0))
-    weight = jax.lax.dynamic_slice_in_dim(dream.weights(imagined), first, count)
+    weight = cut(dream.weights(imagined))
     targets = ac.Targets(heads, fill(1.0) * advantage, weight)
     return jax.grad(policy.loss, has_aux=True)(params, steps, targets)[0]
 

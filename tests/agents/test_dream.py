@@ -294,7 +294,7 @@ def test_imagined_actions_come_from_the_policy_at_their_step(
 
   @jax.jit
   def modes(params, imagined):
-    steps = dream.steps(imagined, 0, 4)
+    steps = jax.tree.map(lambda x: x[:4], dream.steps(imagined))
     context = policy.context.pool(params, steps.read)
     return policy.policy(params, steps.read.features, context, steps.mask).sample(0.0)
 
@@ -404,7 +404,7 @@ def made_dream(horizon, *, discount=1.0, weight=(1.0, 1.0)):
   """Two dreams, all steps alike."""
   start = dream.Start((), (), (), np.array(weight, np.float32), ())
   return dream.Dream(
-    start=start, read=(), novelty=(), mask=(),
+    start=start, read=(), novelty=(), log_prob=(), mask=(),
     choice=np.zeros((HORIZON_MAX, 2), np.int32),
     reward=(), discount=fill(discount), values={}, horizon=np.int32(horizon),
     rewards={},
@@ -423,7 +423,7 @@ def bare(imagined):
   """A dream with only those fields that returns and weights read."""
   start = dream.Start((), (), (), imagined.start.weight, ())
   fields = imagined._asdict()
-  fields |= dict.fromkeys(('read', 'novelty', 'mask', 'reward'), ())
+  fields |= dict.fromkeys(('read', 'novelty', 'log_prob', 'mask', 'reward'), ())
   return dream.Dream(**fields | {'start': start, 'values': {}, 'rewards': {}})
 
 
@@ -505,7 +505,7 @@ def targets_of(imagined):
 
 
 def policy_loss(policy, params, imagined, targets):
-  steps = dream.steps(imagined, 0, HORIZON_MAX)
+  steps = dream.steps(imagined)
   return policy.loss(params, steps, targets)
 
 

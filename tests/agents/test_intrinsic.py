@@ -241,6 +241,13 @@ def test_horizon_falls_from_longest_to_shortest_as_boredom_rises():
   assert motivation.horizon[-1] == CONFIG.horizon_min
 
 
+@pytest.mark.parametrize(('evidence', 'horizon'), [(0.0, 8), (0.5, 36), (1.0, 64)])
+def test_boredom_does_not_shorten_dreams_where_real_returns_differ(evidence, horizon):
+  bored = intrinsic.initial()._replace(boredom=jnp.float32(1.0), largest=jnp.float32(9.0))
+  _, motivation = intrinsic.update(bored, jnp.float32(2.0), CONFIG, evidence=jnp.float32(evidence))
+  assert motivation.boredom == 1 and motivation.horizon == horizon
+
+
 @hypothesis.settings(max_examples=20, deadline=None)
 @hypothesis.given(st.lists(st.floats(0, 1e4, width=32), min_size=8, max_size=8))
 def test_motivation_keeps_its_bounds(novelties):

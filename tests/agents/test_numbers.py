@@ -142,7 +142,8 @@ def test_categories_are_sampled_with_their_probabilities():
   @jax.jit
   def draw(noise):
     before = jnp.broadcast_to(jnp.float32([1 / 3, 1.0]), (len(noise), 2))
-    predicted = (jnp.broadcast_to(shares, (len(noise), 2, 4)),)
+    new = jnp.broadcast_to(shares, (len(noise), 2, 4))
+    predicted = (numbers_lib.Level(jnp.zeros(before.shape), before, new, new),)
     return numbers.to_flat(numbers.sample(predicted, before, {}, noise))
 
   found = np.asarray(draw((np.arange(1000) + 0.5) / 1000))
@@ -409,9 +410,11 @@ def drawn(one, level, before, statistics):
   count = 4096
   wide = lambda x: jnp.broadcast_to(x, (count, *x.shape))
   levels, reals = jnp.stack([level, level]), jnp.array([4.0, -3.0])
-  predicted = ((wide(1 - one), wide(one)), wide(levels), wide(reals))
+  before, levels = wide(before), wide(levels)
+  grades = numbers_lib.Level(jnp.zeros((count, 2)), before[:, 3:5], levels, levels)
+  predicted = ((wide(1 - one), wide(one)), grades, wide(reals))
   noise = jax.random.uniform(jax.random.key(0), (count,))
-  return NUMBERS.sample(predicted, wide(before), statistics, noise)
+  return NUMBERS.sample(predicted, before, statistics, noise)
 
 
 def sample(one, level, before, statistics=STATISTICS):
@@ -440,6 +443,21 @@ def test_numbers_that_were_only_at_levels_are_sampled_at_levels():
   assert set(np.unique(found[:, 3])) == {4 * LEVEL, 5 * LEVEL}
   assert np.mean(found[:, 3] == 5 * LEVEL) == pytest.approx(0.4, abs=0.03)
   np.testing.assert_allclose(found[:, 4], 4.4 * LEVEL, rtol=1e-5)  # some lay between levels
+
+
+@pytest.mark.parametrize(('before', 'after'), [(0.0, 0.1), (0.9, 0.8), (0.3, 0.35)])
+def test_fraction_that_may_change_stays_or_is_what_it_changes_to(before, after):
+  """An average, such as half of what is gained, would be an amount that never occurs."""
+  kind = numbers_lib.Levels(np.arange(1), np.zeros(1, np.float32), 1 / 8, 9, is_exact=False)
+  two_hot = lambda x: np.maximum(0, 1 - np.abs(8 * x - np.arange(9)))[None].astype(np.float32)
+  was = np.float32([before])
+  predicted = numbers_lib.Level(np.float32([0.7]), was, two_hot(before), two_hot(after))
+  statistics = {'off_level': np.ones(1, np.float32)}
+  draw = jax.jit(lambda noise: kind.sample(predicted, was, statistics, noise))
+  found = np.asarray(draw(UNIFORM[:, None]))[..., 0, 0]
+  assert np.mean(np.abs(found - before) < 1e-5) == pytest.approx(0.7, abs=2e-3)
+  assert np.mean(np.abs(found - after) < 1e-5) == pytest.approx(0.3, abs=2e-3)
+  np.testing.assert_allclose(kind.expected(predicted, statistics), before, atol=1e-6)
 
 
 UNIFORM = ((np.arange(1000) + 0.5) / 1000)[:, None].astype(np.float32)
@@ -480,7 +498,9 @@ def test_thing_that_may_move_is_in_one_of_two_places_that_are_read_by_level():
   moves = np.zeros((2, 9), np.float32)
   moves[:, [0, 8]] = 0.5  # of a one-hot pair of reals in [0, 1]
   pair = numbers_lib.Levels(np.arange(2), np.zeros(2, np.float32), 1 / 8, 9, is_exact=False)
-  draw = lambda noise: pair.sample(moves, np.float32([1, 0]), {'off_level': np.zeros(2)}, noise)
+  before = np.float32([1, 0])
+  predicted = numbers_lib.Level(np.zeros(2, np.float32), before, moves, moves)
+  draw = lambda noise: pair.sample(predicted, before, {'off_level': np.zeros(2)}, noise)
   found = np.asarray(jax.jit(draw)(UNIFORM[:, None])).reshape(-1, 2)
   assert (found.sum(axis=1) == 1).all()
   assert found[:, 0].mean() == pytest.approx(0.5, abs=2e-3)

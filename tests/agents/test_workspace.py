@@ -252,7 +252,11 @@ def test_critic_reads_what_is_closed(dreamer, params):
 
 def loss_of(policy, params, read, choice, advantage):
   shape = choice.shape
-  steps = ac.ImaginedSteps(read, choice, jnp.ones((*shape, errands.NUM_BUTTONS), bool))
+  mask = jnp.ones((*shape, errands.NUM_BUTTONS), bool)
+  log_prob = policy.policy(params, read.features, policy.context.pool(params, read), mask).log_prob(
+    choice
+  )
+  steps = ac.ImaginedSteps(read, choice, jax.lax.stop_gradient(log_prob), mask)
   zeros = {name: jnp.zeros(shape) for name in policy.heads}
   weight = jnp.full(shape, 1 / np.prod(shape))
   targets = ac.Targets(zeros, advantage, weight)

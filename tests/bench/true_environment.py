@@ -80,7 +80,7 @@ def main():
     after = rssm.Recurrent(
       step.latent._replace(recalled=None), model.networks.actions.encode(action)
     )
-    return after, action, choice, mask, read
+    return after, action, (read, choice, distribution.log_prob(choice), mask)
 
   def values(params: Any, read: sockets.PolicyInputs) -> Any:
     context = jnp.zeros((*read.features.state.shape[:-1], 0))
@@ -90,23 +90,25 @@ def main():
     def step(carry: Any, key: Any) -> tuple[Any, ...]:
       state, timestep, before = carry
       keys = jax.random.split(key, 1 + flags.dreams)
-      before, action, choice, mask, read = decide(params, keys[0], before, timestep)
+      before, action, decided = decide(params, keys[0], before, timestep)
+      read = decided[0]
       state, following = step_all(keys[1:], state, action)
       judged = jax.tree.map(jnp.minimum, values(params, read), values(slow, read))
       arrived = following.reward, following.discount
-      return (state, following, before), (read, choice, mask, arrived, judged)
+      return (state, following, before), (decided, arrived, judged)
 
     keys = jax.random.split(key, horizon + 1)
-    _, (read, choice, mask, arrived, judged) = jax.lax.scan(step, start, keys)
+    _, (decided, arrived, judged) = jax.lax.scan(step, start, keys)
     cut = lambda tree: jax.tree.map(lambda x: x[:horizon], tree)
+    read, choice, log_prob, mask = cut(decided)
     none = jnp.zeros((1, flags.dreams))
     reward, discount = (jnp.concatenate([none, x]) for x in cut(arrived))
     ended = jnp.cumsum(jnp.concatenate([none, arrived[1][:horizon] == 0]), axis=0) > 0
     first = jax.tree.map(lambda x: x[0], read)
     weight = (start[1].step_type != ac.LAST).astype(jnp.float32)
     return dream.Dream(
-      dream.Start(None, first, none[0], weight, None), cut(read), jnp.zeros_like(reward),
-      cut(choice), cut(mask), reward,
+      dream.Start(None, first, none[0], weight, None), read, jnp.zeros_like(reward), choice,
+      log_prob, mask, reward,
       jnp.where(ended, 0.0, discount), judged, jnp.int32(horizon), {},
     )  # fmt: skip
 
@@ -114,7 +116,7 @@ def main():
     (params, slow, optimizer_state, scales), now, seen, number = carry
     keys = jax.random.split(key, 4)
     state, timestep, before = now
-    after, action, *_ = decide(params, keys[0], before, timestep)
+    after, action, _ = decide(params, keys[0], before, timestep)
     at = (number * ACTING) % flags.last
     put = lambda all_, x: jax.lax.dynamic_update_slice_in_dim(all_, x, at, 0)
     seen = jax.tree.map(put, seen, (state.env_state, timestep, before))
@@ -127,11 +129,16 @@ def main():
     scales, aims, _ = targets.imagined(policy, {}, scales, dreamt, nothing, ONE)
     params = params | policy.in_units(policy.critics(params), scales.units)
     slow = policy.in_units(slow, scales.units)
-    steps = ac.ImaginedSteps(dreamt.read, dreamt.choice, dreamt.mask)
-    grads = jax.grad(lambda own: policy.loss(own, steps, aims)[0])(params)
-    change, optimizer_state = optimizer.update(grads, optimizer_state)
-    faster = jax.tree.map(lambda x: dreamer_config.CRITIC_RATE * x, policy.critics(change))
-    params = optax.apply_updates(params, change | faster)
+    gradient = jax.grad(policy.loss, has_aux=True)
+    (params, optimizer_state), _ = dreamer_update.improved(
+      policy,
+      optimizer,
+      (params, optimizer_state),
+      gradient,
+      dream.steps(dreamt),
+      aims,
+      flags.dreams,
+    )
     slow = optax.incremental_update(policy.critics(params), slow, dreamer_config.SLOW_CRITIC_RATE)
     reward = jnp.sum(aims.weight * dreamt.reward[1:])
     return ((params, slow, optimizer_state, scales), now, seen, number + 1), reward

@@ -149,7 +149,7 @@ def imagined_of(dreamer, rewards, values, known=None, evidence=1.0, replayed=0.0
   start = dream.Start(None, None, None, weight=jnp.ones(batch), keys=None)
   dreamt = dream.Dream(
     start=start, read=None, novelty=rewards[NOVELTY], mask=None, reward=rewards[TASK],
-    choice=jnp.zeros((num_steps, batch), jnp.int32), discount=jnp.ones((num_steps + 1, batch)),
+    choice=jnp.zeros((num_steps, batch), jnp.int32), log_prob=None, discount=jnp.ones((num_steps + 1, batch)),
     values=values, horizon=jnp.int32(num_steps),
     rewards={name: rewards[name] for name in dreamer.model.rewards},
   )._replace(**of_dream)  # fmt: skip

@@ -124,6 +124,7 @@ def test_dreamer_samples_legal_choices_and_its_actor_learns_from_them(world):
   steps = actor_critic.ImaginedSteps(
     read=read_of(features),
     choice=time_major.action[:-1],
+    log_prob=jnp.full((num_steps, NUM_WORLDS), -1.0),
     mask=time_major.observation['action_mask'][:-1],
   )
   zeros = {name: jnp.zeros((num_steps, NUM_WORLDS)) for name in policy.heads}

@@ -28,12 +28,13 @@ def by_name(figures):
 def test_matrix_products_are_counted_once_per_loop_iteration():
   def program(x, kernel, turns):
     x, _ = jax.lax.scan(lambda x, _: (x @ kernel, None), x, length=3)
-    x = jax.lax.fori_loop(0, turns, lambda _, x: jnp.tanh(x @ kernel @ kernel), x)
+    loop = lambda x: jax.lax.fori_loop(0, turns, lambda _, x: jnp.tanh(x @ kernel @ kernel), x)
+    x, _ = jax.lax.scan(lambda x, _: (loop(x), None), loop(x), length=5)
     return x.sum() + jax.jit(jnp.matmul)(x, kernel).sum()
 
   jaxpr = jax.make_jaxpr(program)(jnp.ones((5, 4)), jnp.ones((4, 4)), 7).jaxpr
   once = 2 * 5 * 4 * 4
-  assert speed.matmul_flops(jaxpr) == [3 * once + once, 2 * once]
+  assert speed.matmul_flops(jaxpr) == [3 * once + once, 2 * once, 5 * 2 * once]
 
 
 def test_convolution_is_counted_by_the_inputs_of_each_output():
