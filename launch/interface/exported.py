@@ -16,7 +16,7 @@ from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.interface import places
 
 PARAMS = 'params.safetensors'
-FORMAT = 1  # version of policy.json; `read` rejects any other
+FORMAT = 2  # version of policy.json; `read` rejects any other
 FIELDS = {  # kinds of specs, and what they have in addition to shape and dtype
   specs.Array: (),
   specs.BoundedArray: ('minimum', 'maximum'),
