@@ -92,7 +92,7 @@ class LearnerConfig(OffPolicyConfig):
   model_learning_rate: float = 3e-4  # learning rate of the world model
   policy_learning_rate: float = 1e-4  # learning rate of the actor
   adam_epsilon: float = 1e-8  # epsilon of both Adam optimizers
-  rate_warm_up: int = 100  # updates over which the learning rates rise linearly
+  rate_warm_up: int = 100  # gradient steps over which the learning rates rise linearly
   fused: bool = False  # environments, replay and update in one program; else over processes
 
 

@@ -162,7 +162,7 @@ class DreamerUpdate:
       devices_lib.over_devices(novelty.mean()),
       config,
       trained=warm,
-      evidence=state.scales.evidence,
+      evidence=state.scales.evidence if self.dreamer.actor_critic.explores else 1.0,
     )
     horizon = jnp.where(warm, motivation.horizon, 0)
     dreamt, replayed = self._imagine(
@@ -467,7 +467,7 @@ def improved(
 
   def improve(learned: tuple[Tree, Tree], index: jax.Array) -> tuple[tuple[Tree, Tree], Metrics]:
     params, opt_state = learned
-    part, aims = policy.part((steps, targets), index, count)
+    part, aims = policy.part((steps, targets), index, count, own)
     grads, metrics = gradient(params, part, aims._replace(weight=count * aims.weight))
     updates, opt_state = optimizer.update(grads, opt_state)
     faster = jax.tree.map(lambda x: dreamer_config.CRITIC_RATE * x, policy.critics(updates))

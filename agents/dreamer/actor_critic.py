@@ -249,16 +249,19 @@ class ActorCritic:
       return slice(0, batch)
     return slice(batch // 2, batch) if self._is_explorers(head) else slice(0, batch // 2)
 
-  def part(self, tree: Tree, index: jax.Array, count: int) -> Tree:
-    """One of `count` parts of dreams [R, B, ...], [R, B / count, ...] with as many of each actor's; see `dreams`."""
+  def part(self, tree: Tree, index: jax.Array, count: int, starts: int) -> Tree:
+    """One of `count` parts of dreams [R, B, ...], [R, B / count, ...] with as many of each actor's; see `dreams`.
+
+    Either actor has `starts` dreams of each sequence, ordered by their number first; each part has every
+    `count`-th of them.
+    """
     actors = 1 + self.explores
 
     def cut(x: jax.Array) -> jax.Array:
       steps, batch, *shape = x.shape
-      size = batch // actors // count
-      parts = x.reshape(steps, actors, count, size, *shape)
-      own = jax.lax.dynamic_index_in_dim(parts, index, axis=2, keepdims=False)
-      return own.reshape(steps, actors * size, *shape)
+      split = steps, actors, starts // count, count, batch // actors // starts, *shape
+      own = jax.lax.dynamic_index_in_dim(x.reshape(split), index, axis=3, keepdims=False)
+      return own.reshape(steps, batch // count, *shape)
 
     return jax.tree.map(cut, tree)
 
@@ -269,12 +272,24 @@ class ActorCritic:
     )
     actors = (ACTOR, EXPLORER) if self.explores else (ACTOR,)
     size = self.networks.actions.num_outputs
-    # In bfloat16 values of 97 would lie 0.5 apart.
-    critic = functools.partial(mlp, output_scale=0.0, output_dtype=jnp.float32)
+    # In bfloat16 values of 97 would lie 0.5 apart, and ratios of probabilities differ from 1 by rounding.
+    output = functools.partial(mlp, output_dtype=jnp.float32)
     return {
-      **{name: mlp(output_size=size, output_scale=0.01) for name in actors},
-      **{name: critic(output_size=len(heads)) for name, heads in self._critics.items()},
+      **{name: output(output_size=size, output_scale=0.01) for name in actors},
+      **{
+        name: output(output_size=len(heads), output_scale=0.0)
+        for name, heads in self._critics.items()
+      },
     }
+
+  def cast(self, params: Tree) -> Tree:
+    """Parameters, for loops without gradients, with kernels in the compute dtype but for those of last layers."""
+    cast = networks_lib.cast_kernels(params, self.config.dtype)
+    last = f'Dense_{self.config.policy_layers - 1}'
+    for name in self._modules():
+      rest = cast[name]['rest'] | {last: params[name]['rest'][last]}
+      cast[name] = cast[name] | {'rest': rest}
+    return cast
 
   def init(self, key: chex.PRNGKey) -> Tree:
     """Initial parameters, float32, by network: of the context module, actors and critics."""
@@ -468,16 +483,16 @@ class ActorCritic:
     """
     policy = self.dreamt_policy(params, steps.read.features, context, steps.mask)
     entropy = policy.entropy()
-    ratio = jnp.exp(policy.log_prob(steps.choice) - steps.log_prob)
-    most = dreamer_config.MOST_CHANGE
-    gain = jax.lax.stop_gradient(targets.advantage) * jnp.stack(
-      [ratio, jnp.clip(ratio, 1 - most, 1 + most)]
-    )
+    advantage = jax.lax.stop_gradient(targets.advantage)
+    # Densities at steps that no dream reached may be too large for float32.
+    change = jnp.where(targets.weight > 0, policy.log_prob(steps.choice) - steps.log_prob, 0.0)
+    ratio, most = jnp.exp(change), dreamer_config.MOST_CHANGE
+    gain = jnp.minimum(advantage * ratio, advantage * jnp.clip(ratio, 1 - most, 1 + most))
     scale = jnp.full_like(entropy, self.config.entropy_scale)
     if self.explores:
       own = self.dreams(NOVELTY, steps.choice.shape[1])
       scale = scale.at[:, own].multiply(explorer_entropy_weight(policy)[:, own])
-    loss = jnp.sum(targets.weight * (-gain.min(axis=0) - scale * entropy))
+    loss = jnp.sum(targets.weight * (-gain - scale * entropy))
 
     def total(x: jax.Array, name: str = TASK) -> jax.Array:
       own = self.dreams(name, steps.choice.shape[1])

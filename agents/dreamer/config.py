@@ -28,7 +28,7 @@ AVERAGE_CHANGE_RATE = 0.02  # of the moving average of the networks that novelty
 IMPROVEMENT_FAST, IMPROVEMENT_SLOW = 0.1, 0.005
 LEAST_IMPROVEMENT = 0.01  # improvement below which boredom rises
 BOREDOM_RISE, BOREDOM_FALL = 0.1, 0.2  # of boredom, which shortens rollouts, in an update
-SCENE = 64.0  # nats beyond which a step's reconstruction of grids counts by their logarithm
+SCENE = 64.0  # nats beyond which what a step's numbers cost counts by its logarithm, where there are grids
 IMAGINED_PERIOD = 4  # of the steps of a sequence, one of so many also trains the heads as imagined
 BOOTSTRAP_SHARE = 0.8  # share of the sequences that train a member's prior, where there are several
 MOST_STEPS_PER_CHUNK = 8  # of a rollout, whose gradient is computed at once
@@ -64,7 +64,9 @@ class DreamerConfig:
   # Imagination rollouts ("dreams").
   horizon_max: int = 64  # imagined steps of the longest rollout
   horizon_min: int = 8  # imagined steps of the shortest rollout
-  starts_per_sequence: int | None = None  # steps of each sequence to imagine from; None: all
+  # Steps of each sequence to imagine from; None: all. Half of them are the explorer's, and by a number that does not
+  # divide by 4 each actor has fewer gradient steps.
+  starts_per_sequence: int | None = None
 
   # Actor and critic.
   policy_layers: int = 2  # hidden layers of actor and critic

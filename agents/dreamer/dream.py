@@ -89,7 +89,7 @@ def rollout(
   """Imagines `horizon` steps from each start, each dream by the prior of one random ensemble member.
 
   The loop's trip count is `horizon`, so a shorter horizon costs less and is not traced again. No
-  gradient passes through the loop: the actor learns by score function from the stored steps.
+  gradient passes through the loop: the actor learns by ratios of probabilities from the stored steps.
 
   Args:
     model: the world model.
@@ -113,8 +113,7 @@ def rollout(
     actor_critic,
     cast(world),
     model.rssm.cast(model.rssm.matrices(world)),
-    # Kernels of critics stay float32, in which their last layer multiplies; they are read outside of the loop.
-    cast(params['actor_critic']) | actor_critic.critics(params['actor_critic']),
+    actor_critic.cast(params['actor_critic']),
     slow_critic,
     member,
     step_keys,

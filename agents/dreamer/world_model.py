@@ -327,7 +327,8 @@ class WorldModel:
   ) -> tuple[jax.Array, Tree, jax.Array]:
     """Loss [T, B] of decoded observations, moments of numbers (see `averages`), and decoded numbers.
 
-    With grids it is the sum of two: of all that the decoder reads, and of its cells and the action only.
+    With grids it is the sum of two, of all that the decoder reads, and of its cells and the action only; it counts by
+    its logarithm where it is large, see SCENE.
     """
     numbers, codec = self.networks.numbers, self.networks.codec
     latent, observed = posterior.latent, posterior.latent.numbers

@@ -229,7 +229,7 @@ def matmul_flops(jaxpr: Any) -> list[float]:
 
   Returns:
     Operations that are always done, then operations of one iteration of each `while` loop, whose number
-    of iterations is data.
+    of iterations is data, times how often the loop itself runs.
   """
   always, loops = 0.0, []
   for equation in jaxpr.eqns:

@@ -129,9 +129,18 @@ def test_actor_learns_no_more_from_a_choice_whose_probability_has_changed_enough
     close(of(targets(-advantage), ratio))
 
 
+def test_steps_that_no_dream_reached_count_for_nothing_whatever_their_density(
+  params, steps, gradient
+):
+  reached = np.array([1, 1, 1, 0], np.float32)[:, None]
+  given = targets(advantage=reached, weight=reached / 12)
+  found = [gradient(params, steps, given, np.where(reached > 0, 1, x)) for x in (1.0, np.inf)]
+  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), *found)
+
+
 def test_parts_of_dreams_are_equal_shares_of_either_actors(policy):
   dreams = np.arange(3 * 16).reshape(3, 16)
-  parts = [policy.part({'x': dreams}, index, 4)['x'] for index in range(4)]
+  parts = [policy.part({'x': dreams}, index, 4, 4)['x'] for index in range(4)]
   np.testing.assert_array_equal(np.sort(np.concatenate(parts, axis=1), axis=1), dreams)
   own = policy.dreams(ac.TASK, 16)
   for part in parts:

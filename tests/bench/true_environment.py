@@ -65,7 +65,7 @@ def main():
     return jax.tree.map(jnp.asarray, jax.vmap(environment.reset)(jax.random.split(key, number)))
 
   def decide(params: Any, key: Any, before: rssm.Recurrent, timestep: Any) -> tuple[Any, ...]:
-    """State of the model after the next action, the action, its choice, legal actions, and what was read: [N, ...]."""
+    """State of the model after the next action, the action, and what `dream.steps` has of a step: [N, ...]."""
     number = len(timestep.step_type)
     first = timestep.step_type == rssm.FIRST
     draw = lambda make, key: jax.vmap(make)(jax.random.split(key, number))
@@ -148,7 +148,7 @@ def main():
     def step(carry: Any, key: Any) -> tuple[Any, ...]:
       state, timestep, before, goes_on = carry
       keys = jax.random.split(key, 1 + EVALUATED)
-      before, action, _, _, read = decide(params, keys[0], before, timestep)
+      before, action, (read, *_) = decide(params, keys[0], before, timestep)
       state, following = step_all(keys[1:], state, action)
       found = following.reward * goes_on, values(params, read)[ac.TASK] * goes_on
       goes_on *= following.step_type != ac.LAST
