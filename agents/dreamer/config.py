@@ -64,9 +64,7 @@ class DreamerConfig:
   # Imagination rollouts ("dreams").
   horizon_max: int = 64  # imagined steps of the longest rollout
   horizon_min: int = 8  # imagined steps of the shortest rollout
-  # Steps of each sequence to imagine from; None: all. Half of them are the explorer's, and by a number that does not
-  # divide by 4 each actor has fewer gradient steps.
-  starts_per_sequence: int | None = None
+  starts_per_sequence: int | None = None  # steps of each sequence to imagine from, best 8 n; None: all
 
   # Actor and critic.
   policy_layers: int = 2  # hidden layers of actor and critic

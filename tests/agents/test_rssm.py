@@ -44,7 +44,7 @@ def test_observed_steps_are_those_that_are_inferred(
 
   def infer(params, sequence):
     steps = model.infer(params, keys, sequence)._replace(discount=None)
-    return steps._replace(latent=steps.latent._replace(inputs=None), cells=())
+    return steps._replace(latent=steps.latent._replace(inputs=None), earlier=None)
 
   def judge(steps_of):
     def loss(params, sequence):

@@ -276,7 +276,7 @@ def test_exported_policy_acts_as_the_run(run, policy, tmp_path, capsys, monkeypa
 @pytest.mark.parametrize(
   ('change', 'words'),
   [
-    (lambda content: content.update(format=2), 'its format is 2, this version reads 1'),
+    (lambda content: content.update(format=1), 'its format is 1, this version reads 2'),
     (lambda content: content['config']['agent'].update(hidden_size=17), 'should be float32'),
     (lambda content: content.pop('action_spec'), "'action_spec'"),
     (lambda content: content.update(action_spec=None), 'is not an exported policy'),
