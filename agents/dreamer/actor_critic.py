@@ -265,6 +265,11 @@ class ActorCritic:
 
     return jax.tree.map(cut, tree)
 
+  @property
+  def _last(self) -> str:
+    """Name, in `rest` of actors and critics, of their last layer."""
+    return f'Dense_{self.config.policy_layers - 1}'
+
   def _modules(self) -> dict[str, networks_lib.Towers]:
     config = self.config
     mlp = functools.partial(
@@ -285,9 +290,8 @@ class ActorCritic:
   def cast(self, params: Tree) -> Tree:
     """Parameters, for loops without gradients, with kernels in the compute dtype but for those of last layers."""
     cast = networks_lib.cast_kernels(params, self.config.dtype)
-    last = f'Dense_{self.config.policy_layers - 1}'
     for name in self._modules():
-      rest = cast[name]['rest'] | {last: params[name]['rest'][last]}
+      rest = cast[name]['rest'] | {self._last: params[name]['rest'][self._last]}
       cast[name] = cast[name] | {'rest': rest}
     return cast
 
@@ -322,9 +326,8 @@ class ActorCritic:
     for name, heads in self._critics.items():
       own = critics[name]
       new = jnp.stack([units[head] for head in heads])
-      last = f'Dense_{self.config.policy_layers - 1}'
-      layer = jax.tree.map(lambda x, ratio=own[UNITS] / new: ratio * x, own['rest'][last])
-      changed[name] = own | {'rest': own['rest'] | {last: layer}, UNITS: new}
+      layer = jax.tree.map(lambda x, ratio=own[UNITS] / new: ratio * x, own['rest'][self._last])
+      changed[name] = own | {'rest': own['rest'] | {self._last: layer}, UNITS: new}
     return changed
 
   # Inputs.

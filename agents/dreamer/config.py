@@ -64,7 +64,7 @@ class DreamerConfig:
   # Imagination rollouts ("dreams").
   horizon_max: int = 64  # imagined steps of the longest rollout
   horizon_min: int = 8  # imagined steps of the shortest rollout
-  starts_per_sequence: int | None = None  # steps of each sequence to imagine from, best 8 n; None: all
+  starts_per_sequence: int | None = None  # dreams of each sequence, best a multiple of 8; None: all
 
   # Actor and critic.
   policy_layers: int = 2  # hidden layers of actor and critic

@@ -497,7 +497,7 @@ class RSSM:
     percept = self.follow(params, recurrent.latent.percept, latent, previous)
     latent = latent._replace(numbers=imagined, percept=percept)
     latent = latent._replace(inputs=self.read(params, imagined, percept))
-    earlier = following(read, jnp.zeros(batch, bool))
+    earlier = read if read.cells else None
     features = self.features(params, latent, previous, recurrent.latent.recalled, earlier)
     if recurrent.latent.inputs is None:
       latent = latent._replace(inputs=None)

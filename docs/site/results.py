@@ -35,7 +35,7 @@ SHOWN = {
   'breakout': 'Breakout (MinAtar)',
   'snake': 'Snake (jumanji)',
 }
-PRESENT = ('38c3846b', 'f24ba572')  # commits whose rows the README shows
+MEASURED = ('38c3846b', 'f24ba572')  # commits whose rows the README shows
 DRAWN = {
   'cartpole': 'CartPole',
   'deep_sea_12': 'DeepSea of size 12',
@@ -86,8 +86,8 @@ def _by_task(rows: Sequence[Row]) -> list[tuple[suite.Task, dict[str, list[Row]]
 
 
 def readme(rows: Sequence[Row]) -> Lines:
-  """The README's table: the return in the last tenth of the steps, of ours at the commits PRESENT."""
-  rows = [row for row in rows if row['commit'] in PRESENT or row['agent'] == DREAMERV3]
+  """The README's table: the return in the last tenth of the steps, of ours at the commits MEASURED."""
+  rows = [row for row in rows if row['commit'] in MEASURED or row['agent'] == DREAMERV3]
   lines: Lines = [('task', 'steps', 'seeds', *NAMES.values())]
   for task, groups in _by_task(rows):
     if task.name in SHOWN and groups[OURS]:
