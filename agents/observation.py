@@ -60,8 +60,8 @@ MAX_DISCRETE_PREDICTED = 113
 binary.
 As binary, positions in a grid world were wrong in 17 to 24 % of imagined steps, by level in 8 to 17."""
 
-MAX_DISCRETE_READ = 28
-"""Most numbers in [0, 1] that are also read by level, as 252 inputs: with more, the update of a grid
+MAX_DISCRETE_READ = 32
+"""Most numbers in [0, 1] that are also read by level, as 288 inputs: with more, the update of a grid
 world took 1.5 times as long, and 1.2 times where they are predicted by level but not read so."""
 
 MIN_SIDE, MAX_GRID = 3, 256

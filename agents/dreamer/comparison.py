@@ -336,8 +336,13 @@ def examine(
     found = -model.reward(world, imagined.features).log_prob(after(sequence.reward))
     numbers, statistics = model.networks.numbers, world[modules.NUMBERS]
     if numbers.size:
-      cells = model.rssm.inputs(world, recurrent.latent).cells
-      outputs, _ = model.rssm.decoder(world, imagined.latent, imagined.previous, cells)
+      earlier = model.rssm.inputs(world, recurrent.latent)
+      own = imagined.latent, imagined.previous
+      outputs, _ = model.rssm.decoder(world, *own, earlier.cells)
+      if earlier.cells:
+        inputs = model.rssm.inputs(world, after(replayed.latent))
+        beside = model.rssm.beside_grids(world, *own, earlier, inputs)
+        outputs = jnp.concatenate([outputs, beside], axis=-1)
       follows = jnp.ones(len(member), bool)
       predicted = numbers.predict(outputs, recurrent.latent.numbers, follows, statistics)
       found += numbers.loss(predicted, after(replayed.latent.numbers), statistics)[0]

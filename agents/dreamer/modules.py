@@ -33,6 +33,9 @@ MEMBERS = ('prior', CHANGE)
 CELLS, POOL, CHANGED, CELL_DECODER = 'cells', 'pool', 'changed', 'cell_decoder'
 """Names of the networks of each grid, which its number follows: see `Networks.of_grids`."""
 
+BESIDE_GRIDS = 'beside_grids'
+"""Name of the decoder of the numbers that are in no grid, where there are both."""
+
 READ = CELLS, POOL, CHANGED
 """Those of them that acting reads."""
 
@@ -263,8 +266,13 @@ class Networks:
     if self.embedding_size:
       modules['encoder'] = mlp(config.encoder_layers, raw=True)
     if self.numbers.size:
-      modules['decoder'] = mlp(config.encoder_layers, self.numbers.num_outputs)
+      of_grids = self.numbers.grid_outputs
+      beside = self.numbers.num_outputs - of_grids
+      modules['decoder'] = mlp(config.encoder_layers, of_grids or beside)
       modules[CHANGE] = mlp(1, 2 * self.numbers.num_changes)
+      if of_grids and beside:
+        towers = functools.partial(networks.Towers, config.hidden_size, dtype=config.dtype)
+        modules[BESIDE_GRIDS] = towers(1 + config.encoder_layers, beside, 1.0)
     if self.cnn_specs:
       shapes = tuple(spec.shape for spec in self.cnn_specs)
       channels = config.image_channels
@@ -308,6 +316,7 @@ class Networks:
       'prior': (zeros(state + self.previous_size),),
       CHANGE: (zeros(state + self.previous_size),),
       'decoder': (belief,),
+      BESIDE_GRIDS: self.beside_inputs(belief, features.numbers, features.changed, features.places),
       'image_decoder': (belief,),
     }
     for number, kind in enumerate(self.numbers.grids):
@@ -325,6 +334,13 @@ class Networks:
   def apart(self, numbers: jax.Array) -> jax.Array:
     """Those of inputs of numbers [..., I + P] that are of no grid."""
     return numbers[..., self.numbers.placed_size :]
+
+  def beside_inputs(
+    self, belief: jax.Array, numbers: jax.Array, changed: jax.Array, places: jax.Array
+  ) -> tuple[tuple[jax.Array, ...], ...]:
+    """The inputs of BESIDE_GRIDS, a `networks.Towers`: a step's belief, what the transition to it changed in grids,
+    and `Inputs.numbers` and `Inputs.places` of the step before."""
+    return (belief,), (self.apart(numbers),), (changed,), (places,)
 
   def _head_inputs(self, name: str, features: Features) -> tuple[tuple[jax.Array, ...], ...]:
     """The inputs of a head, a `networks.Towers`."""

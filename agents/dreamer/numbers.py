@@ -806,6 +806,11 @@ class Numbers:
     """Number of a decoder's outputs, for all kinds in their order."""
     return sum(kind.num_outputs for kind in self.kinds)
 
+  @property
+  def grid_outputs(self) -> int:
+    """Number of the first of them, those for grids."""
+    return sum(kind.num_outputs for kind in self.grids)
+
   def initial_statistics(self) -> dict[str, jax.Array]:
     """Initial values of the running statistics, arrays by name, for each kind and for all numbers.
 
@@ -908,15 +913,11 @@ class Numbers:
     return found
 
   def of_cells(self, outputs: list[jax.Array]) -> jax.Array:
-    """A decoder's outputs, [..., num_outputs], from [..., H W, outputs of a cell] for each grid; others 0."""
-    lead = outputs[0].shape[:-2]
-    rest, parts = iter(outputs), []
-    for kind in self.kinds:
-      if not kind.grid:
-        parts.append(jnp.zeros((*lead, kind.num_outputs)))
-        continue
-      by_part = jnp.split(next(rest), np.cumsum(kind.cell_outputs)[:-1], axis=-1)
-      parts += [part.astype(jnp.float32).reshape(*lead, -1) for part in by_part]
+    """A decoder's outputs, [..., grid_outputs] float32, from [..., H W, outputs of a cell] for each grid."""
+    parts = []
+    for kind, own in zip(self.grids, outputs, strict=True):
+      by_part = jnp.split(own, np.cumsum(kind.cell_outputs)[:-1], axis=-1)
+      parts += [part.astype(jnp.float32).reshape(*own.shape[:-2], -1) for part in by_part]
     return jnp.concatenate(parts, axis=-1)
 
   def predict(

@@ -24,6 +24,7 @@ as a percept, which is to it as x_t to the numbers, observed or imagined. See `s
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import chex
@@ -255,7 +256,7 @@ class RSSM:
   def decoder(
     self, params: Tree, latent: Latent, previous: jax.Array, cells: tuple[jax.Array, ...] = ()
   ) -> tuple[jax.Array, list[jax.Array]]:
-    """Outputs for `Numbers.predict`, [..., outputs], and images, [..., H, W, C] each; float32.
+    """Outputs for `Numbers.predict`, with grids only for these, [..., outputs], and images, [..., H, W, C]; float32.
 
     The image of a percept is painted from it. `cells` are those of the step before, for each grid [..., M, D].
     """
@@ -286,6 +287,26 @@ class RSSM:
     each = zip(names, cells, strict=True)
     found = [self.networks.apply(params, name, x, belief, action) for name, x in each]
     return self.networks.numbers.of_cells(found)
+
+  def beside_grids(
+    self,
+    params: Tree,
+    latent: Latent,
+    previous: jax.Array,
+    earlier: modules.Inputs,
+    inputs: modules.Inputs,
+  ) -> jax.Array:
+    """Outputs for `Numbers.predict` for what is in no grid, from what the step changed in grids: [..., outputs] float32.
+
+    So that both agree: a wound and who is near, an item and who took it. `earlier` and `inputs` are of the step
+    before and of the step, of which only the cells count.
+    """
+    if modules.BESIDE_GRIDS not in params:
+      return jnp.zeros((*previous.shape[:-1], 0))
+    changed = self._pooled(params, modules.CHANGED, previous, earlier.cells, inputs.cells)
+    belief = self.decoder_inputs(latent, previous)
+    read = self.networks.beside_inputs(belief, earlier.numbers, changed, earlier.places)
+    return self.networks.apply(params, modules.BESIDE_GRIDS, *read).astype(jnp.float32)
 
   def paint(self, params: Tree, latent: Latent) -> tuple[jax.Array, jax.Array]:
     """The image and the masks of the latent's percept, which there must be; see `Perception.paint`."""
@@ -491,13 +512,13 @@ class RSSM:
     )
     stochastic = self._sample(followed, None if noise is None else noise.latent)
     latent = Latent(deterministic, stochastic, before, recurrent.latent.recalled)
+    earlier = read if read.cells else None
     imagined = self.imagined_numbers(
-      params, latent, previous, read.cells, None if noise is None else noise.numbers
+      params, latent, previous, earlier, None if noise is None else noise.numbers
     )
     percept = self.follow(params, recurrent.latent.percept, latent, previous)
     latent = latent._replace(numbers=imagined, percept=percept)
     latent = latent._replace(inputs=self.read(params, imagined, percept))
-    earlier = read if read.cells else None
     features = self.features(params, latent, previous, recurrent.latent.recalled, earlier)
     if recurrent.latent.inputs is None:
       latent = latent._replace(inputs=None)
@@ -627,28 +648,59 @@ class RSSM:
     outputs = self._member_outputs(modules.CHANGE, params, jax.lax.stop_gradient(known))
     return numbers_lib.Change.from_outputs(outputs)
 
+  def decoded_numbers(
+    self,
+    params: Tree,
+    latent: Latent,
+    previous: jax.Array,
+    earlier: modules.Inputs | None,
+    choose: Callable[[jax.Array], jax.Array],
+  ) -> tuple[jax.Array, list[jax.Array]]:
+    """Numbers of a step, [..., F], and images: what is beside grids after what is in them.
+
+    Args:
+      params: parameters of the world model.
+      latent: of the step.
+      previous: [..., C], inputs of the transition to the step.
+      earlier: what networks read of the step before; None without grids.
+      choose: numbers from outputs for `Numbers.predict`.
+    """
+    outputs, images = self.decoder(params, latent, previous, earlier.cells if earlier else ())
+    if earlier and modules.BESIDE_GRIDS in params:
+      rest = self.networks.numbers.num_outputs - outputs.shape[-1]
+      unknown = jnp.zeros((*outputs.shape[:-1], rest))
+      of_grids = choose(jnp.concatenate([outputs, unknown], axis=-1))
+      inputs = self.read(params, of_grids)
+      beside = self.beside_grids(params, latent, previous, earlier, inputs)
+      outputs = jnp.concatenate([outputs, beside], axis=-1)
+    return choose(outputs), images
+
   def imagined_numbers(
     self,
     params: Tree,
     latent: Latent,
     previous: jax.Array,
-    cells: tuple[jax.Array, ...],
+    earlier: modules.Inputs | None,
     noise: jax.Array | None,
   ) -> jax.Array:
     """Numbers of an imagined step, [..., F], sampled by `noise` [...], or without it the most likely ones.
 
-    `latent` still holds the numbers of the step before, and `cells` are of that step, for each grid [..., M, D].
+    `latent` still holds the numbers of the step before; `earlier` is what networks read of them, None without grids.
     """
     numbers, before = self.networks.numbers, latent.numbers
     if not numbers.size:
       return before
-    outputs, _ = self.decoder(params, latent, previous, cells)  # unused, images are not computed
     follows = jnp.ones(before.shape[:-1], bool)
     statistics = params[modules.NUMBERS]
-    predicted = numbers.predict(outputs, before, follows, statistics, max_copy=1.0)
-    if noise is None:
-      return numbers.expected(predicted, before, statistics)
-    return numbers.sample(predicted, before, statistics, noise)
+
+    def choose(outputs: jax.Array) -> jax.Array:
+      predicted = numbers.predict(outputs, before, follows, statistics, max_copy=1.0)
+      if noise is None:
+        return numbers.expected(predicted, before, statistics)
+      return numbers.sample(predicted, before, statistics, noise)
+
+    # Unused, images are not computed.
+    return self.decoded_numbers(params, latent, previous, earlier, choose)[0]
 
 
 def following(before: modules.Inputs, first: jax.Array) -> modules.Inputs | None:

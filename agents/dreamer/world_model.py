@@ -201,11 +201,11 @@ class WorldModel:
     """
     numbers, statistics = self.networks.numbers, params[modules.NUMBERS]
     earlier = rssm_lib.following(self.rssm.read(params, before), first)
-    cells = earlier.cells if earlier else ()
-    outputs, images = self.rssm.decoder(params, latent, previous, cells)
-    predicted = numbers.predict(outputs, before, ~first, statistics)
-    expected = numbers.expected(predicted, before, statistics)
-    if cells:  # what no step leads to is not learned, see `_reconstruction_loss`
+    choose = lambda outputs: numbers.expected(
+      numbers.predict(outputs, before, ~first, statistics), before, statistics
+    )
+    expected, images = self.rssm.decoded_numbers(params, latent, previous, earlier, choose)
+    if earlier:  # what no step leads to is not learned, see `_reconstruction_loss`
       expected = jnp.where(first[..., None], latent.numbers, expected)
     flat = numbers.to_flat(expected)
     return self.networks.codec.assemble(flat, images)
@@ -339,7 +339,10 @@ class WorldModel:
       of_all, of_cells = self.rssm.decoded_cells(
         params, beliefs, posterior.previous, posterior.earlier.cells
       )
-      outputs += of_all
+      inputs = self.rssm.inputs(params, latent)
+      beside = self.rssm.beside_grids(params, latent, posterior.previous, posterior.earlier, inputs)
+      outputs = jnp.concatenate([outputs + of_all, beside], axis=-1)
+      of_cells = jnp.concatenate([of_cells, jnp.zeros_like(beside)], axis=-1)
     statistics = jax.lax.stop_gradient(params[modules.NUMBERS])
     before = _before(observed, sequence.initial_state.latent.numbers)
     predict = lambda outputs: numbers.predict(outputs, before, ~posterior.first, statistics)
@@ -418,7 +421,7 @@ class WorldModel:
       stochastic=prior.sample(noise.latent).astype(self.config.dtype),
       numbers=pick(_before(posterior.latent.numbers, sequence.initial_state.latent.numbers)),
     )
-    numbers = self.rssm.imagined_numbers(frozen, latent, previous, earlier.cells, noise.numbers)
+    numbers = self.rssm.imagined_numbers(frozen, latent, previous, earlier, noise.numbers)
     percept = posterior.latent.percept
     if percept is not None:
       before = _before(percept, sequence.initial_state.latent.percept)

@@ -84,7 +84,8 @@ def test_outputs_of_a_cell_predict_the_numbers_of_that_cell_only(which, cell):
 
   @jax.jit
   def expected(cells):
-    predicted = NUMBERS.predict(NUMBERS.of_cells(cells), before, np.array(False), statistics)
+    outputs = jnp.pad(NUMBERS.of_cells(cells), (0, NUMBERS.num_outputs - NUMBERS.grid_outputs))
+    predicted = NUMBERS.predict(outputs, before, np.array(False), statistics)
     return NUMBERS.to_flat(NUMBERS.expected(predicted, before, statistics))
 
   expect = lambda cells: jax.device_get(expected(cells))  # before they are changed in place
@@ -537,12 +538,40 @@ def test_at_first_what_is_in_a_cell_is_predicted_to_stay(dreamer, make_sequence)
     latent, action = steps.latent, model.networks.actions.encode(sequence.action)
     previous = jnp.concatenate([action, model.rssm.embed(world, latent.inputs)], axis=-1)
     outputs, _ = model.rssm.decoder(world, latent, previous, latent.inputs.cells)
+    beside = model.rssm.beside_grids(world, latent, previous, latent.inputs, latent.inputs)
+    outputs = jnp.concatenate([outputs, beside], axis=-1)
     follows = jnp.ones(sequence.reward.shape, bool)
     predicted = numbers.predict(outputs, latent.numbers, follows, statistics)
     loss, _ = numbers.loss(predicted, latent.numbers, statistics, of_grids=True)
     return loss / sum(kind.size for kind in numbers.grids)
 
   assert lost(world, sequence).max() < 0.1  # 0.29 where a bit might as well be new
+
+
+def test_numbers_beside_grids_are_drawn_for_what_was_drawn_in_grids(dreamer, params, make_sequence):
+  model, sequence = dreamer.model, make_sequence(dreamer)
+  numbers, world = model.networks.numbers, modules.world(params)
+
+  @jax.jit
+  def draw(sequence):
+    steps = model.replay(params, jax.random.split(jax.random.key(0), 3), sequence)
+    before = steps.latent.numbers
+    noise = jax.random.uniform(jax.random.key(1), sequence.reward.shape)
+    own = steps.latent, steps.previous
+    drawn = model.rssm.imagined_numbers(world, *own, steps.earlier, noise)
+    beside = [
+      model.rssm.beside_grids(world, *own, steps.earlier, model.rssm.read(world, x))
+      for x in (drawn, before)
+    ]
+    of_grids, _ = model.rssm.decoder(world, *own, steps.earlier.cells)
+    outputs = jnp.concatenate([of_grids, beside[0]], axis=-1)
+    follows, statistics = jnp.ones(noise.shape, bool), world[modules.NUMBERS]
+    predicted = numbers.predict(outputs, before, follows, statistics, max_copy=1.0)
+    return drawn, numbers.sample(predicted, before, statistics, noise), beside
+
+  drawn, expected, (beside, unchanged) = draw(sequence)
+  np.testing.assert_allclose(drawn, expected, atol=1e-5)
+  assert beside.shape[-1] and np.any(np.abs(beside - unchanged) > 0.01)
 
 
 def test_heads_learn_from_imagined_steps_which_train_nothing_else(dreamer, params, make_sequence):
