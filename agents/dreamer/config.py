@@ -8,7 +8,7 @@ CRITIC_RATE = 3.0
 # Gradient steps of actor and critic on a batch of dreams, each on other dreams; and by what share the probability
 # of an action may change before it has no gradient: Schulman et al. (2017), "Proximal policy optimization algorithms".
 POLICY_STEPS, MOST_CHANGE = 4, 0.2
-SLOW_CRITIC_RATE = 0.02  # of the moving average of its parameters: Hafner et al. (2023)
+SLOW_CRITIC_RATE = 0.05  # of the moving average of its parameters, which dreams read beside them
 # Of the moving averages of ranges and errors of returns: Hafner et al. (2023); also of evidence and shares.
 RETURN_RATE = 0.01
 EXPLORERS = 0.25  # share of the environments that explore where both actors earn as much

@@ -252,10 +252,18 @@ class _Imagination:
     return {
       'reward': self.model.reward(self.model_params, features).mean(),
       'discount': self.model.discount(self.model_params, features),
-      'values': jax.tree.map(
-        jnp.minimum, values_of(self.policy_params), values_of(self.slow_critic)
-      ),
+      'values': _lower(values_of(self.policy_params), values_of(self.slow_critic)),
     }
+
+
+def _lower(values: dict[str, jax.Array], slow: dict[str, jax.Array]) -> dict[str, jax.Array]:
+  """The lower of the values of a critic and of its slow average; of novelty the critic's.
+
+  Promises of the lower value have been kept for a while. What is new is so for a short time only: its lower value
+  would rise when it no longer is.
+  """
+  lower = lambda name, value: value if name == ac.NOVELTY else jnp.minimum(value, slow[name])
+  return {name: lower(name, value) for name, value in values.items()}
 
 
 def returns_of(
@@ -312,7 +320,8 @@ def starts(
     novelty: [T, B] float32, novelty of the transitions to the steps.
     keys: [B] PRNG keys, one for each sequence.
     mask: [T, B, A] bool, legal actions; None where an environment has no mask.
-    num_steps: number of steps to pick in each sequence, without replacement, at most T; None for all.
+    num_steps: number of steps to pick in each sequence, without replacement, at most T, of those that do not
+      end an episode as far as there are enough; None for all.
     even: whether to pick an even number of steps in each sequence, at most `num_steps`, so that each half
       of the starts has as many of each sequence.
 
@@ -331,7 +340,10 @@ def starts(
       order = jnp.concatenate([order[::2], order[1::2]])
     step = jnp.broadcast_to(order, (batch, count))
   else:
-    step = jax.vmap(lambda key: jax.random.permutation(key, total)[:count])(keys[:, 0])
+    chance = jax.vmap(lambda key: jax.random.uniform(key, (total,)))(keys[:, 0])
+    step = jnp.argsort(chance + last.T, axis=-1)[
+      :, :count
+    ]  # where an episode ended only if no others are left
   step = step.T  # [count, B]
   stream = jnp.broadcast_to(jnp.arange(batch), step.shape)
   pick = lambda x: x[step, stream].reshape(count * batch, *x.shape[2:])

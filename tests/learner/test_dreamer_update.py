@@ -99,7 +99,7 @@ def test_critics_are_in_the_units_of_the_newest_scales(dreamer, one_device):
   assert state.scales.units[NOVELTY] != 1  # as it was before
   for name, head in (('critic', TASK), ('explorer_critic', NOVELTY)):
     for critics in (state.params['actor_critic'], state.slow_critic):
-      np.testing.assert_array_equal(critics[name]['units'], [state.scales.units[head]])
+      np.testing.assert_allclose(critics[name]['units'], [state.scales.units[head]], rtol=1e-6)
 
 
 def test_range_of_returns_is_a_bias_corrected_float32_average(dreamer, one_device):
