@@ -222,9 +222,9 @@ class ActorCritic:
   @property
   def explores(self) -> bool:
     """Whether there is an explorer: where novelty or another reward that explores is on."""
-    return any(map(self._is_explorers, self.heads))
+    return any(map(self.is_explorers, self.heads))
 
-  def _is_explorers(self, head: str) -> bool:
+  def is_explorers(self, head: str) -> bool:
     """Whether a head of the critics is of a reward that trains the explorer; novelty is, also while it is off."""
     return head == NOVELTY or (head != TASK and self.networks.rewards[head].explores)
 
@@ -233,7 +233,7 @@ class ActorCritic:
     """The heads of each critic by its name: values of the explorer's rewards have a network of their own."""
     if not self.explores:
       return {CRITIC: self.heads}
-    own = tuple(filter(self._is_explorers, self.heads))
+    own = tuple(filter(self.is_explorers, self.heads))
     return {CRITIC: tuple(name for name in self.heads if name not in own), EXPLORER_CRITIC: own}
 
   def critics(self, params: Tree) -> Tree:
@@ -247,7 +247,7 @@ class ActorCritic:
     """
     if not self.explores:
       return slice(0, batch)
-    return slice(batch // 2, batch) if self._is_explorers(head) else slice(0, batch // 2)
+    return slice(batch // 2, batch) if self.is_explorers(head) else slice(0, batch // 2)
 
   def part(self, tree: Tree, index: jax.Array, count: int, starts: int) -> Tree:
     """One of `count` parts of dreams [R, B, ...], [R, B / count, ...] with as many of each actor's; see `dreams`.
@@ -553,7 +553,7 @@ class ActorCritic:
     judged = {}
     for name, reward in replayed.rewards.items():
       value = values[name]
-      others = ~explores if self._is_explorers(name) else explores
+      others = ~explores if self.is_explorers(name) else explores
       return_ = returns.lambda_returns(
         reward,
         discount,
@@ -596,7 +596,7 @@ class ActorCritic:
     config, read = self.config, replayed.read
     pooled = self.context.pool(params, read)
     values = jax.lax.stop_gradient(self.values(params, read.features, pooled))
-    names = [name for name in replayed.rewards if not self._is_explorers(name)]
+    names = [name for name in replayed.rewards if not self.is_explorers(name)]
     value: Any = sum(values[name].mean() for name in names)
     reward = sum(replayed.rewards[name] for name in names)
     target = reward + config.gamma * replayed.discount * value

@@ -340,8 +340,8 @@ def examine(
       own = imagined.latent, imagined.previous
       outputs, _ = model.rssm.decoder(world, *own, earlier.cells)
       if earlier.cells:
-        inputs = model.rssm.inputs(world, after(replayed.latent))
-        beside = model.rssm.beside_grids(world, *own, earlier, inputs)
+        changed = after(replayed.features).changed
+        beside = model.rssm.beside_grids(world, *own, earlier, changed)
         outputs = jnp.concatenate([outputs, beside], axis=-1)
       follows = jnp.ones(len(member), bool)
       predicted = numbers.predict(outputs, recurrent.latent.numbers, follows, statistics)

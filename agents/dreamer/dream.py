@@ -56,8 +56,8 @@ class Dream(NamedTuple):
     reward: [H + 1, B'] float32, predicted reward that arrives at the step; 0 at the start.
     discount: [H + 1, B'] float32, predicted probability that the episode continues; 0 at the start,
       where it is unread.
-    values: [H + 1, B'] float32, the value of each head, by its name, the lower one of critic and slow critic:
-      an actor follows the errors of a critic, which would be bootstrapped; so values fall at once and rise
+    values: [H + 1, B'] float32, the value of each head, by its name, of the task the lower one of critic and slow
+      critic: an actor follows the errors of a critic, which would be bootstrapped; so values fall at once and rise
       slowly. Where each dream is of its own actor, 0 in dreams of the other one.
     horizon: [] int32, number of steps that were imagined, at most H.
     rewards: [H + 1, B'] float32, intrinsic rewards that arrive at the step, by name; 0 at the start.
@@ -252,18 +252,20 @@ class _Imagination:
     return {
       'reward': self.model.reward(self.model_params, features).mean(),
       'discount': self.model.discount(self.model_params, features),
-      'values': _lower(values_of(self.policy_params), values_of(self.slow_critic)),
+      'values': self._lower(values_of(self.policy_params), values_of(self.slow_critic)),
     }
 
+  def _lower(
+    self, values: dict[str, jax.Array], slow: dict[str, jax.Array]
+  ) -> dict[str, jax.Array]:
+    """The lower of the values of a critic and of its slow average; of the explorer's rewards the critic's.
 
-def _lower(values: dict[str, jax.Array], slow: dict[str, jax.Array]) -> dict[str, jax.Array]:
-  """The lower of the values of a critic and of its slow average; of novelty the critic's.
-
-  Promises of the lower value have been kept for a while. What is new is so for a short time only: its lower value
-  would rise when it no longer is.
-  """
-  lower = lambda name, value: value if name == ac.NOVELTY else jnp.minimum(value, slow[name])
-  return {name: lower(name, value) for name, value in values.items()}
+    What is new is so for a short time only: a slow average of its value rises when it no longer is.
+    """
+    lower = lambda name, own: (
+      own if self.actor_critic.is_explorers(name) else jnp.minimum(own, slow[name])
+    )
+    return {name: lower(name, value) for name, value in values.items()}
 
 
 def returns_of(

@@ -33,11 +33,11 @@ MEMBERS = ('prior', CHANGE)
 CELLS, POOL, CHANGED, CELL_DECODER = 'cells', 'pool', 'changed', 'cell_decoder'
 """Names of the networks of each grid, which its number follows: see `Networks.of_grids`."""
 
-BESIDE_GRIDS = 'beside_grids'
-"""Name of the decoder of the numbers that are in no grid, where there are both."""
-
 READ = CELLS, POOL, CHANGED
 """Those of them that acting reads."""
+
+BESIDE_GRIDS = 'beside_grids'
+"""Name of the decoder of the numbers that are in no grid, where there are both."""
 
 REWARD, CONTINUE, MASK = 'reward', 'continue', 'mask'
 """Names of the heads: of the reward, of the episode's continuation, and of the legal actions."""
@@ -61,7 +61,7 @@ class Features(NamedTuple):
     cells: [..., V], a vector of each grid, see `networks.Pool`.
     changed: [..., V], the same of its cells before and after the transition, of those that it changed.
     places: [..., P'], where what a grid holds is, see `numbers.places`, and what is around it, see
-      `numbers.surroundings`; only actor, critic and the head of the mask read it.
+      `numbers.surroundings`; of heads, only actor, critic and that of the mask read it.
     difference: [..., D'], what the transition changed of the inputs that are not of a grid; of width 0 without grids.
   """
 
@@ -82,7 +82,7 @@ class Inputs(NamedTuple):
     numbers: [..., I + P], as of `Features`.
     vectors: [..., V], `cells` of `Features`.
     cells: for each grid [..., M, D], its M cells as `networks.Cells` gives them.
-    places: [..., P'], as of `Features`.
+    places: [..., P'], as of `Features`; BESIDE_GRIDS reads those of the step before.
   """
 
   numbers: jax.Array
@@ -339,8 +339,9 @@ class Networks:
     self, belief: jax.Array, numbers: jax.Array, changed: jax.Array, places: jax.Array
   ) -> tuple[tuple[jax.Array, ...], ...]:
     """The inputs of BESIDE_GRIDS, a `networks.Towers`: a step's belief, what the transition to it changed in grids,
-    and `Inputs.numbers` and `Inputs.places` of the step before."""
-    return (belief,), (self.apart(numbers),), (changed,), (places,)
+    and `Inputs.numbers` (those of no grid, without a percept) and `Inputs.places` of the step before."""
+    sizes = self.numbers
+    return (belief,), (numbers[..., sizes.placed_size : sizes.input_size],), (changed,), (places,)
 
   def _head_inputs(self, name: str, features: Features) -> tuple[tuple[jax.Array, ...], ...]:
     """The inputs of a head, a `networks.Towers`."""

@@ -803,7 +803,7 @@ class Numbers:
 
   @property
   def num_outputs(self) -> int:
-    """Number of a decoder's outputs, for all kinds in their order."""
+    """Number of the decoders' outputs, for all kinds in their order."""
     return sum(kind.num_outputs for kind in self.kinds)
 
   @property

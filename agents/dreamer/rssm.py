@@ -4,7 +4,7 @@
     sequence model   h_t = GRU(h_{t-1}, [z_{t-1}, a_{t-1}, e_{t-1}])
     posterior        z_t ~ q(z | h_t, e_t, images_t)
     prior            z_t ~ p_k(z | h_t, a_{t-1}, e_{t-1}),  k = 1 .. K
-    decoder          x_t ~ p(x | h_t, z_t, a_{t-1}, e_{t-1}, x_{t-1})
+    decoder          x_t ~ p(x | h_t, z_t, a_{t-1}, e_{t-1}, x_{t-1}), of grids first, then of what is beside them
 
 Hafner et al. (2019), "Learning latent dynamics for planning from pixels", with K priors in place of
 one. All members read one state and predict in one latent space, so their disagreement is comparable;
@@ -137,11 +137,14 @@ class Noise(NamedTuple):
 
   Attributes:
     latent: [..., stochastic_size] float32 for the latent, see `RSSM.noise`.
-    numbers: [...] float32 for the numbers, see `Numbers.sample`.
+    numbers: [...] float32 for the numbers, with grids for these only, see `Numbers.sample`.
+    beside_grids: [...] float32 for what is beside grids. The same number would do only for what does not depend on
+      what is drawn in them: once that is known, the number no longer is uniform.
   """
 
   latent: jax.Array
   numbers: jax.Array
+  beside_grids: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,7 +259,7 @@ class RSSM:
   def decoder(
     self, params: Tree, latent: Latent, previous: jax.Array, cells: tuple[jax.Array, ...] = ()
   ) -> tuple[jax.Array, list[jax.Array]]:
-    """Outputs for `Numbers.predict`, with grids only for these, [..., outputs], and images, [..., H, W, C]; float32.
+    """Outputs for `Numbers.predict`, [..., outputs], with grids of these only, and images, [..., H, W, C]; float32.
 
     The image of a percept is painted from it. `cells` are those of the step before, for each grid [..., M, D].
     """
@@ -294,16 +297,15 @@ class RSSM:
     latent: Latent,
     previous: jax.Array,
     earlier: modules.Inputs,
-    inputs: modules.Inputs,
+    changed: jax.Array,
   ) -> jax.Array:
-    """Outputs for `Numbers.predict` for what is in no grid, from what the step changed in grids: [..., outputs] float32.
+    """Outputs for `Numbers.predict` of what is in no grid, [..., outputs] float32, from what the step changed in grids.
 
-    So that both agree: a wound and who is near, an item and who took it. `earlier` and `inputs` are of the step
-    before and of the step, of which only the cells count.
+    So that both agree: a wound and who is near, an item and who took it. `earlier` is of the step before, and
+    `changed` of `Features`, [..., V].
     """
     if modules.BESIDE_GRIDS not in params:
       return jnp.zeros((*previous.shape[:-1], 0))
-    changed = self._pooled(params, modules.CHANGED, previous, earlier.cells, inputs.cells)
     belief = self.decoder_inputs(latent, previous)
     read = self.networks.beside_inputs(belief, earlier.numbers, changed, earlier.places)
     return self.networks.apply(params, modules.BESIDE_GRIDS, *read).astype(jnp.float32)
@@ -352,7 +354,10 @@ class RSSM:
   def imagined_noise(self, key: chex.PRNGKey) -> Noise:
     """Noise for one imagined step of one rollout."""
     latent_key, numbers_key = jax.random.split(key)
-    return Noise(self.noise(latent_key), jax.random.uniform(numbers_key))
+    beside_key = jax.random.fold_in(key, 2)  # the split is what folding in 0 and 1 gives
+    return Noise(
+      self.noise(latent_key), jax.random.uniform(numbers_key), jax.random.uniform(beside_key)
+    )
 
   def matrices(self, params: Tree) -> Tree:
     """Matrices of a step, float32, from parameters; to be made once, before a loop of `imagine`.
@@ -513,9 +518,7 @@ class RSSM:
     stochastic = self._sample(followed, None if noise is None else noise.latent)
     latent = Latent(deterministic, stochastic, before, recurrent.latent.recalled)
     earlier = read if read.cells else None
-    imagined = self.imagined_numbers(
-      params, latent, previous, earlier, None if noise is None else noise.numbers
-    )
+    imagined = self.imagined_numbers(params, latent, previous, earlier, noise)
     percept = self.follow(params, recurrent.latent.percept, latent, previous)
     latent = latent._replace(numbers=imagined, percept=percept)
     latent = latent._replace(inputs=self.read(params, imagined, percept))
@@ -654,7 +657,7 @@ class RSSM:
     latent: Latent,
     previous: jax.Array,
     earlier: modules.Inputs | None,
-    choose: Callable[[jax.Array], jax.Array],
+    choose: Callable[[jax.Array, bool], jax.Array],
   ) -> tuple[jax.Array, list[jax.Array]]:
     """Numbers of a step, [..., F], and images: what is beside grids after what is in them.
 
@@ -663,17 +666,20 @@ class RSSM:
       latent: of the step.
       previous: [..., C], inputs of the transition to the step.
       earlier: what networks read of the step before; None without grids.
-      choose: numbers from outputs for `Numbers.predict`.
+      choose: numbers from outputs for `Numbers.predict`, and whether only those beside grids count.
     """
     outputs, images = self.decoder(params, latent, previous, earlier.cells if earlier else ())
+    sizes = self.networks.numbers
+    unknown = jnp.zeros((*outputs.shape[:-1], sizes.num_outputs - outputs.shape[-1]))
+    numbers = choose(jnp.concatenate([outputs, unknown], axis=-1), False)
     if earlier and modules.BESIDE_GRIDS in params:
-      rest = self.networks.numbers.num_outputs - outputs.shape[-1]
-      unknown = jnp.zeros((*outputs.shape[:-1], rest))
-      of_grids = choose(jnp.concatenate([outputs, unknown], axis=-1))
-      inputs = self.read(params, of_grids)
-      beside = self.beside_grids(params, latent, previous, earlier, inputs)
-      outputs = jnp.concatenate([outputs, beside], axis=-1)
-    return choose(outputs), images
+      inputs = self.read(params, numbers)  # of which only the cells count
+      changed = self._pooled(params, modules.CHANGED, previous, earlier.cells, inputs.cells)
+      beside = self.beside_grids(params, latent, previous, earlier, changed)
+      rest = choose(jnp.concatenate([outputs, beside], axis=-1), True)
+      of_grids = sum(kind.size for kind in sizes.grids)
+      numbers = jnp.concatenate([numbers[..., :of_grids], rest[..., of_grids:]], axis=-1)
+    return numbers, images
 
   def imagined_numbers(
     self,
@@ -681,7 +687,7 @@ class RSSM:
     latent: Latent,
     previous: jax.Array,
     earlier: modules.Inputs | None,
-    noise: jax.Array | None,
+    noise: Noise | None,
   ) -> jax.Array:
     """Numbers of an imagined step, [..., F], sampled by `noise` [...], or without it the most likely ones.
 
@@ -693,11 +699,12 @@ class RSSM:
     follows = jnp.ones(before.shape[:-1], bool)
     statistics = params[modules.NUMBERS]
 
-    def choose(outputs: jax.Array) -> jax.Array:
+    def choose(outputs: jax.Array, of_beside: bool) -> jax.Array:
       predicted = numbers.predict(outputs, before, follows, statistics, max_copy=1.0)
       if noise is None:
         return numbers.expected(predicted, before, statistics)
-      return numbers.sample(predicted, before, statistics, noise)
+      uniform = noise.beside_grids if of_beside else noise.numbers
+      return numbers.sample(predicted, before, statistics, uniform)
 
     # Unused, images are not computed.
     return self.decoded_numbers(params, latent, previous, earlier, choose)[0]

@@ -201,7 +201,7 @@ class WorldModel:
     """
     numbers, statistics = self.networks.numbers, params[modules.NUMBERS]
     earlier = rssm_lib.following(self.rssm.read(params, before), first)
-    choose = lambda outputs: numbers.expected(
+    choose = lambda outputs, _: numbers.expected(
       numbers.predict(outputs, before, ~first, statistics), before, statistics
     )
     expected, images = self.rssm.decoded_numbers(params, latent, previous, earlier, choose)
@@ -327,8 +327,8 @@ class WorldModel:
   ) -> tuple[jax.Array, Tree, jax.Array]:
     """Loss [T, B] of decoded observations, moments of numbers (see `averages`), and decoded numbers.
 
-    With grids it is the sum of two, of all that the decoder reads, and of its cells and the action only; it counts by
-    its logarithm where it is large, see SCENE.
+    With grids it is the sum of two, of all that the decoder reads, and of its cells and the action only; what is beside
+    them counts once, given the real grid. It counts by its logarithm where it is large, see SCENE.
     """
     numbers, codec = self.networks.numbers, self.networks.codec
     latent, observed = posterior.latent, posterior.latent.numbers
@@ -339,8 +339,8 @@ class WorldModel:
       of_all, of_cells = self.rssm.decoded_cells(
         params, beliefs, posterior.previous, posterior.earlier.cells
       )
-      inputs = self.rssm.inputs(params, latent)
-      beside = self.rssm.beside_grids(params, latent, posterior.previous, posterior.earlier, inputs)
+      own = posterior.previous, posterior.earlier, posterior.features.changed
+      beside = self.rssm.beside_grids(params, latent, *own)
       outputs = jnp.concatenate([outputs + of_all, beside], axis=-1)
       of_cells = jnp.concatenate([of_cells, jnp.zeros_like(beside)], axis=-1)
     statistics = jax.lax.stop_gradient(params[modules.NUMBERS])
@@ -421,7 +421,7 @@ class WorldModel:
       stochastic=prior.sample(noise.latent).astype(self.config.dtype),
       numbers=pick(_before(posterior.latent.numbers, sequence.initial_state.latent.numbers)),
     )
-    numbers = self.rssm.imagined_numbers(frozen, latent, previous, earlier, noise.numbers)
+    numbers = self.rssm.imagined_numbers(frozen, latent, previous, earlier, noise)
     percept = posterior.latent.percept
     if percept is not None:
       before = _before(percept, sequence.initial_state.latent.percept)

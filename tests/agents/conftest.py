@@ -52,6 +52,7 @@ ENVIRONMENTS = {
     {
       'bits': specs.BoundedArray((3, 4, 2), bool, False, True),
       'colours': specs.BoundedArray((4, 3, 1), np.int32, 0, 3),
+      'lamps': specs.BoundedArray((5,), bool, False, True),
       'purse': specs.Array((2,), np.float32),
       'action_mask': specs.BoundedArray((3,), bool, False, True),
     },

@@ -538,7 +538,8 @@ def test_at_first_what_is_in_a_cell_is_predicted_to_stay(dreamer, make_sequence)
     latent, action = steps.latent, model.networks.actions.encode(sequence.action)
     previous = jnp.concatenate([action, model.rssm.embed(world, latent.inputs)], axis=-1)
     outputs, _ = model.rssm.decoder(world, latent, previous, latent.inputs.cells)
-    beside = model.rssm.beside_grids(world, latent, previous, latent.inputs, latent.inputs)
+    changed = steps.features.changed
+    beside = model.rssm.beside_grids(world, latent, previous, latent.inputs, changed)
     outputs = jnp.concatenate([outputs, beside], axis=-1)
     follows = jnp.ones(sequence.reward.shape, bool)
     predicted = numbers.predict(outputs, latent.numbers, follows, statistics)
@@ -549,29 +550,38 @@ def test_at_first_what_is_in_a_cell_is_predicted_to_stay(dreamer, make_sequence)
 
 
 def test_numbers_beside_grids_are_drawn_for_what_was_drawn_in_grids(dreamer, params, make_sequence):
-  model, sequence = dreamer.model, make_sequence(dreamer)
-  numbers, world = model.networks.numbers, modules.world(params)
+  """By a number of their own: given what is in a grid, the number that it was drawn by is not uniform."""
+  rssm_, sequence, world = dreamer.model.rssm, make_sequence(dreamer), modules.world(params)
+  numbers, statistics = dreamer.model.networks.numbers, world[modules.NUMBERS]
+  seen = {name: 0 * x if name.startswith('between') else x for name, x in statistics.items()}
+  statistics, world = seen, world | {modules.NUMBERS: seen}  # bits have only been 0 or 1
+  of_grids = sum(kind.size for kind in numbers.grids)
 
   @jax.jit
-  def draw(sequence):
-    steps = model.replay(params, jax.random.split(jax.random.key(0), 3), sequence)
-    before = steps.latent.numbers
-    noise = jax.random.uniform(jax.random.key(1), sequence.reward.shape)
-    own = steps.latent, steps.previous
-    drawn = model.rssm.imagined_numbers(world, *own, steps.earlier, noise)
-    beside = [
-      model.rssm.beside_grids(world, *own, steps.earlier, model.rssm.read(world, x))
-      for x in (drawn, before)
-    ]
-    of_grids, _ = model.rssm.decoder(world, *own, steps.earlier.cells)
-    outputs = jnp.concatenate([of_grids, beside[0]], axis=-1)
-    follows, statistics = jnp.ones(noise.shape, bool), world[modules.NUMBERS]
-    predicted = numbers.predict(outputs, before, follows, statistics, max_copy=1.0)
-    return drawn, numbers.sample(predicted, before, statistics, noise), beside
+  def draw(of_grid, of_beside):
+    steps = dreamer.model.replay(params, jax.random.split(jax.random.key(0), 3), sequence)
+    before, own = steps.latent.numbers, (steps.latent, steps.previous)
+    uniform = lambda seed: jax.random.uniform(jax.random.key(seed), sequence.reward.shape)
+    noise = rssm.Noise(jnp.zeros(()), uniform(of_grid), uniform(of_beside))
+    drawn = rssm_.imagined_numbers(world, *own, steps.earlier, noise)
+    inputs = rssm_.read(world, drawn)
+    changed = rssm_.features(
+      world, steps.latent._replace(inputs=inputs), steps.previous, earlier=steps.earlier
+    ).changed
+    outputs, _ = rssm_.decoder(world, *own, steps.earlier.cells)
+    beside = rssm_.beside_grids(world, *own, steps.earlier, changed)
+    outputs = jnp.concatenate([outputs, beside], axis=-1)
+    predicted = numbers.predict(outputs, before, jnp.ones(before.shape[:-1], bool), statistics, 1.0)
+    return drawn, numbers.sample(predicted, before, statistics, noise.beside_grids), beside
 
-  drawn, expected, (beside, unchanged) = draw(sequence)
-  np.testing.assert_allclose(drawn, expected, atol=1e-5)
-  assert beside.shape[-1] and np.any(np.abs(beside - unchanged) > 0.01)
+  drawn, expected, beside = draw(1, 2)
+  other_grid, _, other_beside = draw(3, 2)
+  np.testing.assert_allclose(drawn[..., of_grids:], expected[..., of_grids:], atol=1e-5)
+  same_grid, *_ = draw(1, 4)
+  np.testing.assert_array_equal(same_grid[..., :of_grids], drawn[..., :of_grids])
+  assert np.any(same_grid[..., of_grids:] != drawn[..., of_grids:])
+  assert np.any(other_grid[..., :of_grids] != drawn[..., :of_grids])
+  assert np.any(np.abs(beside - other_beside) > 0.01)
 
 
 def test_heads_learn_from_imagined_steps_which_train_nothing_else(dreamer, params, make_sequence):

@@ -584,7 +584,7 @@ def test_moments_equal_each_members_prior(model, params, sequence, judged):
   def imagine(params, latent, action):
     """Step 3, again, from step 2."""
     recurrent = rssm.Recurrent(latent, model.networks.actions.encode(action))
-    noise = rssm.Noise(jnp.full((3, 4), 0.5), jnp.full(3, 0.5))
+    noise = rssm.Noise(jnp.full((3, 4), 0.5), jnp.full(3, 0.5), jnp.full(3, 0.5))
     member, matrices = jnp.zeros(3, jnp.int32), model.rssm.matrices(params)
     imagined = model.rssm.imagine(params, matrices, recurrent, member, noise)
     return imagined, imagined.priors.belief.moments()
