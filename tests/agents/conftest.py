@@ -58,6 +58,15 @@ ENVIRONMENTS = {
     },
     specs.DiscreteArray(3),
   ),
+  # What slots take: one image; with a grid, and a number beside it.
+  'scene': (
+    {
+      'pixels': specs.BoundedArray((8, 8, 3), np.uint8, 0, 255),
+      'bits': specs.BoundedArray((5, 5, 2), bool, False, True),
+      'lamps': specs.BoundedArray((3,), bool, False, True),
+    },
+    specs.DiscreteArray(3),
+  ),
   # Only an image, without numbers.
   'frames': (specs.BoundedArray((9, 8, 29), np.uint8, 0, 255), specs.DiscreteArray(3)),
 }

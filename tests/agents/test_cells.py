@@ -640,6 +640,15 @@ def test_all_guests_take_a_grid(make_dreamer, param_shapes, make_sequence):
     jax.eval_shape(dreamer.agent.foresee, param_shapes(dreamer), keys[0], *stream, np.int32(2))
 
 
+def test_slots_go_with_a_grid_and_numbers_beside_it(make_dreamer, param_shapes, make_sequence):
+  dreamer = make_dreamer('scene', slots=3, slot_size=4)
+  params, sequence = param_shapes(dreamer), make_sequence(dreamer)
+  stream = jax.tree.map(lambda x: x[:, 0], (sequence.observation, sequence.action))
+  key = jax.random.key(0)
+  foreseen = jax.eval_shape(dreamer.agent.foresee, params, key, *stream, np.int32(2))
+  assert any(leaf.shape[-3:] == (5, 5, 2) for leaf in jax.tree.leaves(foreseen))
+
+
 def test_a_new_scene_trains_nothing_that_predicts(dreamer, params, make_sequence):
   """No transition leads to FIRST, whose scene would cost more than all that follows it."""
   model, sequence = dreamer.model, make_sequence(dreamer)
