@@ -550,7 +550,10 @@ class Steering:
     return after, jax.tree.map(lambda x: x[0], prediction)
 
   def _members(self, world: Tree, step: rssm.Step, before: rssm.Latent) -> tuple[Tree, Tree]:
-    """The observations [K, 1, ...] by each member's most likely latent: as they occur, and unrounded."""
+    """The observations [K, 1, ...] by each member's most likely latent: as they occur, and unrounded.
+
+    Unrounded, what is beside a grid is predicted from the unrounded grid.
+    """
     # As if numbers between the values that occur had been observed, to which predictions are rounded.
     statistics = {
       name: jnp.ones_like(x) if name.startswith(('between', 'off_level')) else x

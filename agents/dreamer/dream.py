@@ -56,9 +56,10 @@ class Dream(NamedTuple):
     reward: [H + 1, B'] float32, predicted reward that arrives at the step; 0 at the start.
     discount: [H + 1, B'] float32, predicted probability that the episode continues; 0 at the start,
       where it is unread.
-    values: [H + 1, B'] float32, the value of each head, by its name, of the task the lower one of critic and slow
-      critic: an actor follows the errors of a critic, which would be bootstrapped; so values fall at once and rise
-      slowly. Where each dream is of its own actor, 0 in dreams of the other one.
+    values: [H + 1, B'] float32, the value of each head, by its name: of the explorer's rewards the critic's, else
+      the lower one of critic and slow critic, since an actor follows the errors of a critic, which would be
+      bootstrapped; so values fall at once and rise slowly. Where each dream is of its own actor, 0 in dreams of
+      the other one.
     horizon: [] int32, number of steps that were imagined, at most H.
     rewards: [H + 1, B'] float32, intrinsic rewards that arrive at the step, by name; 0 at the start.
   """
@@ -343,9 +344,8 @@ def starts(
     step = jnp.broadcast_to(order, (batch, count))
   else:
     chance = jax.vmap(lambda key: jax.random.uniform(key, (total,)))(keys[:, 0])
-    step = jnp.argsort(chance + last.T, axis=-1)[
-      :, :count
-    ]  # where an episode ended only if no others are left
+    order = jnp.argsort(chance + last.T, axis=-1)  # steps that end an episode come last
+    step = order[:, :count]
   step = step.T  # [count, B]
   stream = jnp.broadcast_to(jnp.arange(batch), step.shape)
   pick = lambda x: x[step, stream].reshape(count * batch, *x.shape[2:])

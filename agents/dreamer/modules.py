@@ -338,8 +338,11 @@ class Networks:
   def beside_inputs(
     self, belief: jax.Array, numbers: jax.Array, changed: jax.Array, places: jax.Array
   ) -> tuple[tuple[jax.Array, ...], ...]:
-    """The inputs of BESIDE_GRIDS, a `networks.Towers`: a step's belief, what the transition to it changed in grids,
-    and `Inputs.numbers` (those of no grid, without a percept) and `Inputs.places` of the step before."""
+    """The inputs of BESIDE_GRIDS, a `networks.Towers`, at a step, each [..., ...].
+
+    They are its belief, `changed` of its `Features`, and of `Inputs` of the step before `places` and `numbers`, of
+    these those of no grid, without a percept.
+    """
     sizes = self.numbers
     return (belief,), (numbers[..., sizes.placed_size : sizes.input_size],), (changed,), (places,)
 
