@@ -162,10 +162,10 @@ class Source(abc.ABC):
     """Called when the write of a checkpoint of the state has begun, except of the last one."""
 
   def on_end(self, status: Status) -> None:
-    """Called when the write of the last checkpoint of the state has begun."""
+    """Called when the write of the last checkpoint of the state has begun, after `close`."""
 
   def close(self) -> None:
-    """Stops reading batches; called once, after the last update."""
+    """Stops reading batches; called once, after the last update, when the last write has begun."""
 
 
 class Logger(Protocol):
@@ -280,18 +280,20 @@ class Loop:
   def _run(self) -> bool:
     self._source.on_start(self._status())
     try:
-      self._train()
+      try:
+        self._train()
+      finally:
+        self._profiler.close(self.step)
+      finished = self._group.is_first and self._is_over()
+      # Also if stopped: a run that resumes does not have the metrics of updates before it.
+      if self._group.is_first and self._pending:
+        self._report()
+      self._save()  # before the source closes, which may wait for what it has begun
     except Exception as error:
       self._group.note_failure(error)
       raise
     finally:
-      self._profiler.close(self.step)
       self._source.close()
-    finished = self._group.is_first and self._is_over()
-    # Also if stopped: a run that resumes does not have the metrics of updates before it.
-    if self._group.is_first and self._pending:
-      self._report()
-    self._save()
     status = self._status(finished)
     self._source.on_end(status)
     if self._checkpointer is not None:

@@ -31,6 +31,8 @@ PEER_GONE = frozenset({_PEER_GONE, -signal.SIGABRT})
 _STATUS_OF_PEERS = ('UNAVAILABLE', 'ABORTED', 'ALREADY_EXISTS', 'DEADLINE_EXCEEDED')
 # gloo reports peers by all of its errors, NCCL only by errors of its connections, not of the device.
 _WORDS_OF_PEERS = ('gloo', 'remote process exited', 'unhandled system error')
+ASKED = 128 + signal.SIGTERM
+"""Exit code of a process that was asked to stop before the run was over; so its supervisor restarts it."""
 _ENDLESS_MS = 2**31 - 1
 _POLL_SECONDS = 0.2
 
@@ -48,7 +50,7 @@ class ProcessGroup:
     rank: 0 for the first process, the only one that publishes, saves and reports.
     size: number of processes.
     should_stop: returns whether this process was asked to stop. If so while it waits for others to
-      join or to begin, it exits with code 0.
+      join or to begin, it exits with code `ASKED`.
 
   Attributes:
     is_first: whether this process publishes, saves and reports.
@@ -143,7 +145,7 @@ class ProcessGroup:
 
   def _end_if_asked(self) -> None:
     if self._should_stop():
-      exit_at_once(0)
+      exit_at_once(ASKED)
 
   def _meet(self, place: str, meanwhile: Callable[[], object]) -> None:
     """Returns when all processes have called it with the same `place`."""

@@ -132,6 +132,12 @@ def complete(directory: str) -> list[str]:
   return [folder for folder in folders if os.path.exists(os.path.join(folder, 'DONE'))]
 
 
+def size(directory: str) -> int:
+  """Bytes of the newest complete checkpoint under `directory`; 0 without one."""
+  newest = complete(directory)[:1]
+  return sum(entry.stat().st_size for folder in newest for entry in os.scandir(folder))
+
+
 def _number(directory: str) -> None:
   """Renames complete checkpoints with a date to the next numbers, the oldest first."""
   places = [os.path.join(directory, place) for place in ('newest', 'kept')]

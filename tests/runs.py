@@ -78,11 +78,11 @@ class Launch:
             return True
     return False
 
-  def kill(self, *nodes):
-    """Kills nodes at once, and waits until they are restarted."""
+  def kill(self, *nodes, by=signal.SIGKILL):
+    """Kills nodes at once, or asks them to stop, and waits until they are restarted."""
     before = {node: self.pid(node) for node in nodes}
     for pid in before.values():
-      os.kill(pid, signal.SIGKILL)
+      os.kill(pid, by)
     for node, pid in before.items():
       self.wait_for(lambda node=node, pid=pid: self.pid(node) != pid, f'another {node}')
 

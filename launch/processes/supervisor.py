@@ -24,6 +24,7 @@ POLL_SECONDS = 0.1
 TICK_SECONDS = 0.5
 LAST_LINES = 20
 GROUP_SECONDS = 1.0  # longest wait until the children of a killed process are gone
+_KILLED = {-signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGTERM}  # exit codes
 CANNOT_START = 127  # as a shell reports a command that it cannot run
 # One press of Ctrl-C may arrive twice: `timeout`, for one, signals its child and then its group.
 SAME_INTERRUPT_SECONDS = 0.5
@@ -183,8 +184,8 @@ class Restarts:
     healthy_seconds: a process that ran this long has recovered from earlier failures.
     max_fast_failures: failures in a row, each before `healthy_seconds`, after which a process is given
       up: one that fails three times in a row, each in its first minute, will go on failing.
-    max_fast_kills: the same for ends by SIGKILL, by a person or for want of memory, and by the
-      `external_exit_codes` of a process.
+    max_fast_kills: the same for ends by SIGKILL or SIGTERM, by a person or for want of memory, also in order
+      with code 143, and by the `external_exit_codes` of a process.
     together: names of processes that are restarted as one: when one exits with an error, the others
       are killed.
   """
@@ -224,8 +225,8 @@ class Supervisor:
 
   A process that exits 0 is finished. Any other exit leads to a restart after
   `backoff_seconds · 2^n`, where n counts the failures in a row before, each within `healthy_seconds`.
-  Ends by SIGKILL, or with one of the `external_exit_codes` of the process, have a maximum of their own,
-  because they are rarely its fault. A signal (see `Interrupts`) stops all processes in order; a second
+  Ends by SIGKILL or SIGTERM, or with one of the `external_exit_codes` of the process, have a maximum of
+  their own, because they are rarely its fault. A signal (see `Interrupts`) stops all processes in order; a second
   one kills them. If the supervisor itself is killed, so are its processes and their process groups.
 
   Args:
@@ -234,7 +235,7 @@ class Supervisor:
       or a failure only.
     restarts: when to restart and when to give up.
     groups: names of processes, stopped one group after another, and seconds between SIGTERM and SIGKILL
-      for each group; None for all processes at once, with 10 s.
+      for each group, or what says them then; None for all processes at once, with 10 s.
     on_signal: called, before anything is stopped, if a signal has asked to stop.
     on_event: called with every event, from the thread that runs.
     on_tick: called about every `TICK_SECONDS`, also while stopping.
@@ -248,7 +249,7 @@ class Supervisor:
     *,
     is_over: Callable[[Set[str]], bool] = lambda finished: False,
     restarts: Restarts = Restarts(),
-    groups: Sequence[tuple[Sequence[str], float]] | None = None,
+    groups: Sequence[tuple[Sequence[str], float | Callable[[], float]]] | None = None,
     on_signal: Callable[[], None] = lambda: None,
     on_event: Callable[[Event], None] = lambda event: None,
     on_tick: Callable[[], None] = lambda: None,
@@ -366,7 +367,7 @@ class Supervisor:
     rules = self._restarts
     if time.monotonic() - child.started_at >= rules.healthy_seconds:
       child.fast_failures = child.fast_kills = 0
-    elif exit_code == -signal.SIGKILL or exit_code in child.process.external_exit_codes:
+    elif exit_code in _KILLED | child.process.external_exit_codes:
       child.fast_kills += 1
     else:
       child.fast_failures += 1
@@ -387,13 +388,13 @@ class Supervisor:
       other.fast_failures, other.fast_kills = child.fast_failures, child.fast_kills
 
   def _stop(self) -> None:
-    for names, grace_seconds in self._groups:
+    for names, grace in self._groups:
       children = [self._children[name] for name in names]
       for child in children:
         if child.running and self._reap_stopped(child):
           os.kill(child.pid, signal.SIGTERM)
           self._emit('stopping', child)
-      deadline = time.monotonic() + grace_seconds
+      deadline = time.monotonic() + (grace() if callable(grace) else grace)
       while alive := [child for child in children if self._reap_stopped(child)]:
         if self._interrupts.count > 1 or time.monotonic() >= deadline:
           self._kill(alive)

@@ -25,7 +25,11 @@ from hephaestus.learner import profile as profile_lib
 from hephaestus.replay import checkpoint as replay_checkpoint
 from hephaestus.replay import connection
 
-STOPPED = 143  # the exit code of a host's share that was asked to stop: 128 + SIGTERM
+STOPPED = process_group.ASKED  # the exit code of a host's share that was asked to stop
+LAST_SAVE_SECONDS = (
+  60.0  # for the learner's last checkpoint, and then, if need be, that of replay by its size:
+)
+SAVED_BYTES_PER_SECOND = 1e7  # a third of what Reverb writes on a quiet machine
 DRAIN_SECONDS = 3.0  # without a connection after which replay stops: a restarting node reconnects
 MAX_DRAIN_SECONDS = 60.0  # that replay waits for the connections of other hosts to end
 
@@ -117,7 +121,7 @@ def train(
         # Actors first: nothing is inserted after the last checkpoints, which the learner asks for.
         groups=[
           (others, 3.0),
-          (learning, 60.0),
+          (learning, lambda: LAST_SAVE_SECONDS + _size(launch, here) / SAVED_BYTES_PER_SECOND),
           ([name for name in commands if name in replay], 2.0),
         ],
         on_signal=lambda: watcher.progress.say(folder_lib.STOPPING),
@@ -215,7 +219,8 @@ class _Watcher:
         f'{event.name} exited with code {event.exit_code}{"" if reason is None else f": {reason}"}; '
         f'restart {event.restarts + 1} in {event.delay_seconds:.1f} s'
       )
-    if event.kind in ('exited', 'killed') and event.exit_code and event.name in self.learners:
+    is_end = event.kind in ('exited', 'killed') and event.exit_code not in (0, STOPPED)
+    if is_end and event.name in self.learners:
       self._failed_late = event.name
     if event.kind == 'started' and event.name == self._failed_late:
       self._failed_late = None
@@ -250,7 +255,10 @@ class _Watcher:
       print(f'the whole log: {log}')
       return 1
     if self._failed_late is not None:
-      print(f'the learner did not write its last checkpoint; see {self.log(self._failed_late)}')
+      print(
+        'the learner did not end in order: its last checkpoint, or that of replay, may be missing; see '
+        f'{self.log(self._failed_late)}'
+      )
       return 1
     if outcome.interrupted and self._share.on_tick:
       print('stopped')
@@ -281,6 +289,12 @@ class Drain:
       if now - self._first < MAX_DRAIN_SECONDS and is_connected:
         self._connected = now
     return now - max(self._first, self._connected) > DRAIN_SECONDS
+
+
+def _size(launch: composition.Launch, shards: Sequence[int]) -> int:
+  """Bytes of the newest complete checkpoints of these shards of replay."""
+  folders = parts_lib.replay_folders(launch.folder, launch.config.replay.num_shards)
+  return sum(replay_checkpoint.size(folders[shard]) for shard in shards)
 
 
 def _port_of(address: str) -> int:

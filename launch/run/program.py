@@ -14,9 +14,11 @@ from hephaestus.launch.processes import watchdog
 from hephaestus.launch.run import composition
 from hephaestus.launch.run import nodes as nodes_lib
 from hephaestus.launch.run import parts as parts_lib
+from hephaestus.learner import process_group
 from hephaestus.replay import connection, tables
 
-TERMINATION_NOTICE = 120  # seconds that Launchpad gives a node before it kills it
+# Seconds that Launchpad gives a node before it kills it; the supervisor does so sooner.
+TERMINATION_NOTICE = 24 * 3600
 
 
 class _ReplayNode(lp.ReverbNode):
@@ -38,6 +40,19 @@ class _ReplayNode(lp.ReverbNode):
       exposed=self._exposed,
     )
     serve(lp.stop_event(), address, self._config.learner.stuck_seconds)
+    raise SystemExit(process_group.ASKED)
+
+
+class _Node:
+  """A node that ends with `process_group.ASKED` if it was asked to stop, since then the run is not over."""
+
+  def __init__(self, build: Callable[..., Any], *arguments: Any):
+    self._node = build(*arguments)
+
+  def run(self) -> None:
+    self._node.run()
+    if lp.stop_event().is_set():
+      raise SystemExit(process_group.ASKED)
 
 
 def serve(stop: threading.Event, address: str, stuck_seconds: float) -> None:
@@ -60,7 +75,7 @@ def make_program(launch: composition.Launch) -> lp.Program:
   replay: list[Any] = []
 
   def add(label: str, build: Callable[..., Any], *indices: int) -> None:
-    program.add_node(lp.PyClassNode(build, launch, *indices, replay), label=label)
+    program.add_node(lp.PyClassNode(_Node, build, launch, *indices, replay), label=label)
 
   for folder in parts_lib.replay_folders(launch.folder, config.replay.num_shards):
     node = _ReplayNode(config, folder, launch.exposed)

@@ -84,7 +84,7 @@ class FromReplay(sampled.Sampled):
 
   def on_save(self) -> None:
     if self._background is not None:
-      self._background.submit('save', self.save_experience)
+      self._background.submit(sampled.SAVE, self.save_experience)
 
   def save_experience(self) -> None:
     """Makes replay write its checkpoint; logs a failure. Only the first process of a learner does so."""
@@ -105,6 +105,7 @@ class FromReplay(sampled.Sampled):
     if self._prefetched is not None:
       self._prefetched.close()
     super().close()
+    self._is_saved &= not self._failed_saves
 
   def _next_batch(self, timeout_seconds: float) -> Tree | None:
     assert self._prefetched is not None

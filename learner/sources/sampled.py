@@ -19,6 +19,7 @@ from hephaestus.replay import reader as reader_lib
 
 Tree = Any
 REPUBLISH_PERIOD = 5.0  # seconds between two publications while no batch arrives
+SAVE = 'save'  # name of the call in the background in which replay writes its checkpoint
 
 
 class Trained(NamedTuple):
@@ -112,6 +113,7 @@ class Sampled(loop.Source):
     self._starved = 0.0
     self._published = time.monotonic()
     self._background: _Background | None = None
+    self._is_saved = False  # whether replay has written its last checkpoint
 
   def _next_batch(self, timeout_seconds: float) -> Tree | None:
     """Waits for the next batch, on the devices [D, B, T, ...]; None if there is none in time."""
@@ -164,7 +166,7 @@ class Sampled(loop.Source):
       if self._link.should_stop():
         self.save_experience()
         logging.info('Learner stopped before its first update, while it compiled.')
-        process_group_lib.exit_at_once(0)
+        process_group_lib.exit_at_once(process_group_lib.ASKED)
 
     result: tuple[Tree, loop.Metrics] = process_group_lib.wait_for(
       lambda: self._update(state, batch), end_if_asked
@@ -199,12 +201,13 @@ class Sampled(loop.Source):
 
   def on_end(self, status: loop.Status) -> None:
     self._publish_surely(status)
-    # Takes as long as replay is large.
-    process_group_lib.wait_for(self.save_experience, self._link.should_stop)
+    if not self._is_saved:  # takes as long as replay is large
+      process_group_lib.wait_for(self.save_experience, self._link.should_stop)
 
   def close(self) -> None:
     if self._background is not None:
-      self._background.close()
+      # A save that runs is the last one: of actors that have stopped, hardly any sequence came meanwhile.
+      self._is_saved = self._background.close(self._link.should_stop) == SAVE
 
   def _publish_in_background(self, status: loop.Status) -> None:
     """Publishes in a thread, so that the loop waits neither for the device nor for the server.
@@ -251,6 +254,7 @@ class _Background:
 
   def __init__(self):
     self._waiting: dict[str, Callable[[], Any]] = {}
+    self._running: str | None = None
     self._changed = threading.Condition()
     self._closed = False
     self._failure: FloatingPointError | None = None
@@ -268,13 +272,18 @@ class _Background:
     if self._failure is not None:
       raise self._failure
 
-  def close(self) -> None:
-    """Waits for the running call, and drops the waiting ones."""
+  def close(self, meanwhile: Callable[[], object]) -> str | None:
+    """Drops the waiting calls, and waits for the running one, whose name it returns; None without one.
+
+    `meanwhile` is called repeatedly until it has ended.
+    """
     with self._changed:
       self._closed = True
       self._waiting.clear()
       self._changed.notify()
-    self._thread.join(timeout=60.0)
+      running = self._running
+    process_group_lib.wait_for(self._thread.join, meanwhile)
+    return running
 
   def _run(self) -> None:
     while True:
@@ -282,10 +291,13 @@ class _Background:
         self._changed.wait_for(lambda: self._waiting or self._closed)
         if self._closed:
           return
-        call = self._waiting.pop(next(iter(self._waiting)))
+        self._running = next(iter(self._waiting))
+        call = self._waiting.pop(self._running)
       try:
         call()
       except FloatingPointError as error:
         self._failure = error
       except Exception:
         logging.exception('In the background:')
+      with self._changed:
+        self._running = None

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import threading
+import time
 import types
 
 import jax
@@ -261,6 +262,35 @@ def test_failed_save_of_replay_is_a_warning_of_the_metrics(tmp_path, parts, monk
   rows = rows_of(tmp_path)
   assert rows[0]['replay/failed_saves'] == 0 < rows[-1]['replay/failed_saves']
   assert not advice.of_replay(rows[:1]) and 'replay' in advice.of_replay(rows)
+
+
+def test_last_checkpoint_does_not_wait_for_a_save_of_replay(tmp_path, parts, monkeypatch):
+  """A save of replay takes minutes where it is large, and whoever stops a learner may kill it before."""
+  saving, closing, found = threading.Event(), threading.Event(), []
+  close = sampled.Sampled.close
+
+  def save(client, directory):
+    saving.set()
+    closing.wait(20)
+    time.sleep(0.5)  # the source waits for this
+    found.append(is_saved())
+
+  def note_and_close(source):
+    closing.set()
+    close(source)
+
+  # A multiple of five is no last checkpoint.
+  is_saved = lambda: any(step % 5 for step in checkpoint.saved_steps(tmp_path / 'checkpoints'))
+  monkeypatch.setattr(replay_checkpoint, 'save', save)
+  monkeypatch.setattr(sampled.Sampled, 'close', note_and_close)
+  monkeypatch.setitem(globals(), 'LEARNER', dataclasses.replace(LEARNER, checkpoint_updates=5))
+  run = Run(tmp_path, parts)
+  end_actor = run.act()
+  node = run.make_learner(lambda: saving.is_set() and node.step % 5 > 0)
+  node.run()
+  end_actor()
+  run.stop_server()
+  assert found == [True]  # and no other save followed
 
 
 def test_loss_that_is_not_finite_raises_by_name():

@@ -42,6 +42,7 @@ def running(tmp_path_factory, tiny):
   """
   folder = tmp_path_factory.mktemp('shared') / 'run'
   run = runs.Launch(folder, *tiny, 'replay.num_shards=2', 'max_environment_steps=100000000')
+  run.stops = []  # updates at which the learner was asked to stop
   try:
     # Actors have a second version of the parameters: learner and actors exchange data.
     run.wait_for(lambda: run.step('actor-0', 'parameter_version') > 5, 'a second version')
@@ -93,6 +94,16 @@ def test_killed_learner_actor_and_evaluator_resume(running):
 
 
 @pytest.mark.timeout(600)
+def test_nodes_that_somebody_asks_to_stop_are_restarted(running):
+  """As by `kill PID`, or a guard of the memory: it is not the run that ends."""
+  running.kill('learner', 'actor-0', 'evaluator', 'replay-1', by=signal.SIGTERM)
+  learned, acted = running.step(), running.step('actor-0', 'environment_step')
+  running.wait_for(lambda: running.step() > learned + 20, 'learning again')
+  running.wait_for(lambda: running.step('actor-0', 'environment_step') > acted + 50, 'acting again')
+  running.stops.append(runs.resumed_at(running.folder / 'logs' / 'learner.log')[-1])
+
+
+@pytest.mark.timeout(600)
 def test_killed_shards_restore_their_checkpoints(running):
   """`tests/replay/test_shards.py` kills one of several."""
   before = inserted(running.folder)
@@ -117,7 +128,7 @@ def test_ctrl_c_stops_all_nodes_after_a_checkpoint(stopped):
 def test_resumed_run_finishes_without_gap(stopped, finished):
   assert finished.exit_code == 0, finished.words()
   assert runs.living(finished.folder) == []
-  runs.check_steps(finished.rows('learner'), log_period=10, stops=[stopped.stopped_at])
+  runs.check_steps(finished.rows('learner'), log_period=10, stops=[stopped.stopped_at, *stopped.stops])
   assert finished.step() > stopped.checkpointed
   for node in ('learner', 'actor-0', 'evaluator'):  # of which each was killed, as replay was
     steps = [row['environment_step'] for row in finished.rows(node)]
