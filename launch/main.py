@@ -131,7 +131,11 @@ def _run_aloud(arguments: argparse.Namespace) -> int:
 
 def main() -> None:
   """Runs the command of `sys.argv` and exits with its exit code, see `run`."""
-  fork_server.accept_interrupts()
+  parent = os.environ.pop(fork_server.PARENT, None)
+  if parent is None:
+    fork_server.accept_interrupts()
+  else:
+    fork_server.bind_to(int(parent))
   for number in (signal.SIGTERM, signal.SIGHUP):
     if signal.getsignal(number) != signal.SIG_IGN:  # as SIGHUP is under nohup
       # The default action would leave the environments open that a command has made.

@@ -93,7 +93,7 @@ def plan(request: request_lib.TrainRequest, seeds: Sequence[int]) -> list[SeedRu
 
 def is_done(run: SeedRun) -> bool:
   """Whether a run has finished, with the limits of steps and minutes that its config has now."""
-  if not folder_lib.resumes(run.folder) or not folder_lib.has_finished(run.folder):
+  if not folder_lib.resumes(run.folder) or not folder_lib.has_finished(run.folder, run.config):
     return False
   known = folder_lib.load_config(run.folder)
   limits = lambda config: (config.max_environment_steps, config.max_minutes)
@@ -139,7 +139,7 @@ class _Training(jobs.Job):
     except ValueError as error:
       raise jobs.Failed(str(error)) from None
     self.check((yield jobs.Command('training', ['train', '--trust', '--run', str(folder)])))
-    if not folder_lib.has_finished(folder):
+    if not folder_lib.has_finished(folder, self.run.config):
       raise jobs.Failed('training was stopped before its end; the same command resumes it')
 
   def line(self, seconds: float) -> str:

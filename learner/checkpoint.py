@@ -189,10 +189,11 @@ class Checkpointer:
     if not read_only:
       directory.mkdir(parents=True, exist_ok=True)
 
-  def save(self, step: int, state: Tree) -> None:
+  def save(self, step: int, state: Tree, *, again: bool = False) -> None:
     """Begins to save one replica; returns once its arrays are copied, and the save before is complete.
 
-    Does nothing unless `step`, the learner step, is later than the newest checkpoint's. A save for which the
+    Does nothing unless `step`, the learner step, is later than the newest checkpoint's, or equal and to be
+    saved `again`, with more experience. A save for which the
     disk has no space leaves nothing behind and is logged by the next call; earlier checkpoints stay. OSError
     if the save before failed for another reason.
     """
@@ -202,7 +203,7 @@ class Checkpointer:
       if error.errno not in NO_ROOM:
         raise
       logging.warning('A checkpoint was not saved: %s; training continues.', error)
-    if any(saved >= step for saved in self.steps()):
+    if any(saved >= step + again for saved in self.steps()):
       return
     arrays = _to_arrays(state)
     self._writing = self._writer.submit(self._save, step, arrays)
@@ -219,7 +220,14 @@ class Checkpointer:
       if rest:
         _write(place / REST, step, rest)
       _sync(place)
-      place.rename(self._directory / str(step))
+      there = self._directory / str(step)
+      if there.exists():  # of the same step, so each new file also fits the other's older one
+        for file in sorted(place.iterdir()):
+          file.replace(there / file.name)
+        _sync(there)
+        place.rmdir()
+      else:
+        place.rename(there)
       _sync(self._directory)
     except BaseException:
       shutil.rmtree(place, ignore_errors=True)

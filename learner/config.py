@@ -15,7 +15,7 @@ class LoopConfig:
   checkpoint_updates: int | None = None  # updates after which a checkpoint is also written
   keep: int = 3  # newest checkpoints that stay, in addition to the best by evaluation
   num_processes: int = 1  # processes of the learner, each on a host of its own; 1 in a fused run
-  stuck_seconds: float = 300.0  # seconds after which a node or an update that hangs ends; 0: never
+  stuck_seconds: float = 300.0  # seconds until a node that hangs ends; 0: never
 
   def __post_init__(self):
     for field in dataclasses.fields(self):

@@ -130,6 +130,11 @@ class Source(abc.ABC):
     del step
     return self.environment_step >= max_environment_steps
 
+  @property
+  def experience(self) -> int:
+    """Number of environment steps of whose experience the state has a part; 0 where it is elsewhere."""
+    return 0
+
   def collect(self, state: Tree) -> Tree:
     """Adds experience to the state, which is donated, if the source makes its own and needs more for an update."""
     return state
@@ -238,6 +243,7 @@ class Loop:
     self._saved = time.monotonic()
     whole, self.step = self._begin(seed)
     self.state = source.place(whole, self.step)
+    self._saved_experience = source.experience
     self._begin_span()
 
   def _begin(self, seed: int) -> tuple[Tree, int]:
@@ -314,6 +320,9 @@ class Loop:
       ready = self._source.ready(POLL_SECONDS)
       if not ready:
         self._source.on_idle(self._status())
+        if time.monotonic() - self._saved > self._config.checkpoint_period:
+          self._save()
+          self._source.on_save()
         if is_one or not (self._wishes_to_end() or self._group.is_asked_to_end()):
           continue
       if self._ends_together(now=not ready):
@@ -423,7 +432,9 @@ class Loop:
     self._saved = time.monotonic()
     check_finite(_totals(self._pending), self.step, self._config)  # before anything of it is saved
     if self._checkpointer is not None:
-      self._checkpointer.save(self.step, self._source.gather(self.state))
+      again = self._source.experience > self._saved_experience  # of a warm-up, which has no updates
+      self._saved_experience = self._source.experience
+      self._checkpointer.save(self.step, self._source.gather(self.state), again=again)
 
 
 def means(totals: Mapping[str, float], span: Interval) -> dict[str, float]:

@@ -18,8 +18,8 @@ LOCK = threading.Lock()
 class SlowProgram(dm_env.Environment):
   """Rewards its second choice, in episodes of five steps."""
 
-  def __init__(self, seconds=STEP_SECONDS, interrupt_after=0):
-    """Args: duration of a step; and the step that presses Ctrl-C, 0 for none.
+  def __init__(self, seconds=STEP_SECONDS, interrupt_after=0, interrupt_reset=False):
+    """Args: duration of a step; the step that presses Ctrl-C, 0 for none; whether the first reset does.
 
     The third instance does so: the first one after the two for the checks before a run.
     """
@@ -28,6 +28,7 @@ class SlowProgram(dm_env.Environment):
       self._note('make')
       is_third = NOTES.read_text().count('make') == 3
     self._steps_left = interrupt_after if is_third else 0
+    self._interrupt_reset = interrupt_reset and is_third
 
   def _note(self, event):
     with NOTES.open('a') as file:
@@ -40,6 +41,10 @@ class SlowProgram(dm_env.Environment):
     return specs.DiscreteArray(2)
 
   def reset(self):
+    if self._interrupt_reset:
+      os.kill(os.getpid(), signal.SIGINT)
+      time.sleep(1.0)  # the signal is handled before all are reset
+      self._interrupt_reset = False
     self._count = 0
     return dm_env.restart(np.zeros(1, np.float32))
 

@@ -123,10 +123,16 @@ def open_run(
   folder: pathlib.Path,
   config: launch_config.ExperimentConfig,
   begin: Callable[[], None] = lambda: None,
+  *,
+  keep: bool = False,
 ) -> None:
   """Makes the folder of a run, or checks an existing one, and writes the config into it.
 
   The config comes last, after `begin` has written what the run begins with: a folder without it is no run.
+
+  Args:
+    begin: writes what the run begins with.
+    keep: whether an existing run keeps its config, until the caller knows that it can resume with the new one.
 
   Raises:
     ValueError: the folder is not writable, is being trained, has other files but no config, or its run
@@ -135,12 +141,14 @@ def open_run(
   _make(folder)
   try:
     with only_one(folder):
-      if (folder / CONFIG).exists():
+      is_known = (folder / CONFIG).exists()
+      if is_known:
         check(folder, config)
       for name in ('metrics', 'logs', 'checkpoints', 'replay', 'videos', 'tensorboard'):
         (folder / name).mkdir(exist_ok=True)
       begin()
-      launch_config.save(config, folder / CONFIG)
+      if not (keep and is_known):
+        launch_config.save(config, folder / CONFIG)
   except OSError as error:
     raise ValueError(
       f'--run {folder}: cannot be written to ({error.strerror}: {error.filename})'
@@ -181,10 +189,15 @@ def is_running(folder: pathlib.Path) -> bool:
     return False
 
 
-def has_finished(folder: pathlib.Path) -> bool:
-  """Whether the run in a folder has reached its end: the evaluator's newest row of metrics is `final`."""
-  last = metrics.last(folder / 'metrics' / 'evaluator.jsonl')
-  return last is not None and bool(last.get('final'))
+def has_finished(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> bool:
+  """Whether the run in a folder has reached the end that its config has now.
+
+  The evaluator's newest row of metrics is `final` then, and of the last step unless a time limit ends the run.
+  """
+  last = metrics.last(folder / 'metrics' / 'evaluator.jsonl') or {}
+  steps = last.get('environment_step') or 0
+  is_at_end = config.max_minutes is not None or steps >= config.max_environment_steps
+  return bool(last.get('final')) and is_at_end
 
 
 def load_config(folder: pathlib.Path) -> launch_config.ExperimentConfig:

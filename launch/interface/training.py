@@ -19,6 +19,7 @@ import numpy as np
 
 from hephaestus.actors.environments import names
 from hephaestus.launch import records
+from hephaestus.launch.processes import fork_server
 from hephaestus.launch.run import commands as run_commands
 from hephaestus.launch.run import flags, validation
 from hephaestus.launch.run import request as request_lib
@@ -273,7 +274,9 @@ def _run(command: Sequence[str], *, live: bool) -> tuple[int, str]:
   # Not a pipe: one that nobody reads stops the command once it is full.
   with tempfile.TemporaryFile('w+') as errors:
     stdout = None if live else subprocess.PIPE
-    process = subprocess.Popen(command, stdout=stdout, stderr=errors, text=True)
+    # The command ends with this process; it says so itself, since one with threads should run nothing in a fork.
+    bound = os.environ | {fork_server.PARENT: str(os.getpid())}
+    process = subprocess.Popen(command, stdout=stdout, stderr=errors, text=True, env=bound)
     try:
       _follow(process)
     except KeyboardInterrupt:

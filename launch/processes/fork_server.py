@@ -118,6 +118,10 @@ def accept_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+PARENT = 'HEPHAESTUS_PARENT'
+"""Variable of the environment with the PID of the process with which a command ends; without it, it goes on."""
+
+
 def bind_to(parent_pid: int, pipe: int | None = None) -> None:
   """Has the kernel kill this process when its parent ends; exits with code 1 if the parent has ended.
 

@@ -120,7 +120,7 @@ def begin(request: request_lib.TrainRequest, config: Any) -> int:
       if origin is not None:
         origin_lib.begin(origin, config, folder, prepared and prepared.program)
 
-    folder_lib.open_run(folder, config, begin_with_origin)
+    folder_lib.open_run(folder, config, begin_with_origin, keep=True)
     if prepared is None:
       parts.saved_train(
         folder, parts.saved_shapes(config)

@@ -40,8 +40,8 @@ def build(
 ) -> unrolled.FusedProgram:
   """Makes the program of a run for these devices, not yet compiled; of a `HostProgram` if stepped on the host.
 
-  After each step of an environment on the host, `should_stop` may end the unroll. Where one fails, the unroll
-  ends likewise after `fail` was told. ValueError if environments, minibatches, strata or an unroll do not divide
+  After each step or reset of an environment on the host, `should_stop` may end the unroll. Where one fails, the
+  unroll ends likewise after `fail` was told. ValueError if environments, minibatches, strata or an unroll do not divide
   or fit, see `make_replay`.
   """
   environment, agent = parts.environment, parts.agent
@@ -58,21 +58,27 @@ def build(
     should_stop=should_stop,
   )
 
-  def until_stopped(*arguments: Any) -> Any:
-    try:
-      return unroll.unroll(*arguments)
-    except rollout.StoppedError:
-      return None
-    except host.Failure as error:
-      if fail is None:
-        raise
-      fail(error)
-      return None
+  def until_stopped(call: Callable[..., Any]) -> Callable[..., Any]:
+    def stoppable(*arguments: Any) -> Any:
+      try:
+        return call(*arguments)
+      except rollout.StoppedError:
+        return None
+      except host.Failure as error:
+        if fail is None:
+          raise
+        fail(error)
+        return None
+
+    return stoppable
+
+  if is_on_host:
+    unroll = unroll._replace(init=until_stopped(unroll.init), unroll=until_stopped(unroll.unroll))
 
   return (stepped.HostProgram if is_on_host else unrolled.FusedProgram)(
     update,
     agent.acting_params,
-    unroll._replace(unroll=until_stopped) if is_on_host else unroll,
+    unroll,
     devices,
     replay,
     num_envs=num_envs,
@@ -116,7 +122,7 @@ def check_memory(
   if needed <= available:
     return
   key, size = 'learner.batch_size', config.batch_size
-  remedy = 'use fewer, or a smaller replay (replay.strata) or network'
+  remedy = 'use fewer, a smaller network, or a smaller replay (replay.strata; it grows with max_environment_steps)'
   if config.record.on_policy:  # all of its memory shrinks with the environments
     key, size = 'actor.num_envs', config.actor.num_envs
     each = max(1, size * available // (needed * num_devices))
@@ -157,6 +163,7 @@ class Prepared(NamedTuple):
 def prepare(config: launch_config.ExperimentConfig) -> Prepared:
   """Makes the parts and the program of a run whose environment was checked; ValueError as `build`."""
   _prepare_process()
+  parts_lib.seed_generators(config.seed, 1)
   parts = parts_lib.make_parts(config)
   stop = supervisor.Interrupts(_say_stopping)
   failures: list[host.Failure] = []
@@ -189,6 +196,7 @@ def train(
     is_on_host = isinstance(program, stepped.HostProgram)
     monitor.phase(f'compiling {"" if is_on_host else "collection and "}updates')
     _compile(prepared, monitor.say)
+    launch_config.save(config, folder / folder_lib.CONFIG)  # which nothing refuses from here on
     if stop.count:  # nothing was learned since the last checkpoint
       return progress_lib.farewell(folder, config, stop.first)
     monitor.phase('compiling and making the first state')
@@ -209,7 +217,9 @@ def train(
       raise failure
   if profile is not None:
     print(profile_lib.report(profile, folder), flush=True)
-  return progress_lib.farewell(folder, config, 0 if finished else stop.first)
+  # A run that is over may be asked to stop during its last evaluation, which then is missing.
+  is_complete = finished and (not stop.count or folder_lib.has_finished(folder, config))
+  return progress_lib.farewell(folder, config, 0 if is_complete else stop.first)
 
 
 def _log(folder: pathlib.Path, error: Exception) -> pathlib.Path:

@@ -88,6 +88,8 @@ def train(
     shards = parts_lib.replay_names(config.replay.num_shards)
     here = [shard for shard, name in enumerate(shards) if name in share.nodes]
     _announce(config, share, here, exposed)
+    if not share.on_tick:  # else the launcher of all hosts has written it
+      launch_config.save(config, folder / folder_lib.CONFIG)  # which nothing refuses from here on
     launch = composition.Launch(
       config=config,
       folder=folder,

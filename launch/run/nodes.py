@@ -5,7 +5,6 @@ Actors and the learner communicate only through replay, so any node may crash an
 
 import atexit
 import pathlib
-import random
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import launchpad as lp
-import numpy as np
 
 from hephaestus.actors import actor, evaluator
 from hephaestus.launch import config as launch_config
@@ -210,20 +208,10 @@ def _experience(
   )
 
 
-def seed_generators(seed: int, node: int) -> None:
-  """Seeds the global generators of Python and NumPy, which environments may use, by run and node.
-
-  Nodes are forked from one process, so without it all would draw the same levels.
-  """
-  words = np.random.SeedSequence([seed, node]).generate_state(8)
-  np.random.seed(words)
-  random.seed(words.tobytes())
-
-
 def build_actor(launch: composition.Launch, actor_id: int, replay: Clients) -> actor.Actor:
   """Makes an actor node; `actor_id` is its index, from 0, unique among all hosts."""
   config, profile = launch.config, launch.profile
-  seed_generators(config.seed, 1 + actor_id)
+  parts_lib.seed_generators(config.seed, 1 + actor_id)
   should_stop = _stop_signal(config)
   parts = parts_lib.make_parts(config, should_stop)
   name = f'{parts_lib.ACTOR}-{actor_id}'
@@ -269,7 +257,7 @@ def build_actor(launch: composition.Launch, actor_id: int, replay: Clients) -> a
 def build_evaluator(launch: composition.Launch, replay: Clients) -> evaluator.Evaluator:
   """Makes the evaluator node."""
   should_stop = _stop_signal(launch.config)
-  seed_generators(launch.config.seed, 0)
+  parts_lib.seed_generators(launch.config.seed, 0)
   parts = parts_lib.make_parts(launch.config)
   return evaluator.Evaluator(
     launch.make_scorer(parts, should_stop),

@@ -4,10 +4,12 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
+import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from hephaestus.actors import rollout
 from hephaestus.agents import agent as agent_lib
@@ -212,3 +214,13 @@ def replay_folders(run: pathlib.Path, num_shards: int) -> list[str]:
   folder = run / 'replay'
   folders = [folder] if num_shards == 1 else [folder / f'shard-{i}' for i in range(num_shards)]
   return [str(each) for each in folders]
+
+
+def seed_generators(seed: int, node: int) -> None:
+  """Seeds the global generators of Python and NumPy, which environments may use, by run and node.
+
+  Nodes are forked from one process, so without it all would draw the same levels. A fused run is node 1.
+  """
+  words = np.random.SeedSequence([seed, node]).generate_state(8)
+  np.random.seed(words)
+  random.seed(words.tobytes())

@@ -40,11 +40,12 @@ def validate(request: request_lib.TrainRequest, config: launch_config.Experiment
     raise ValueError(
       f'--fused: {config.agent_name} runs with actors of its own; leave it out, or give another --agent'
     )
-  if fused and config.actor.num_actors > 1:
-    raise ValueError(
-      f'actor.num_actors={config.actor.num_actors}: a fused run has no actors of its own; use 1, or '
-      'add --no-fused'
-    )
+  for key, count, lacks in (
+    ('actor.num_actors', config.actor.num_actors, 'actors of its own'),
+    ('replay.num_shards', config.replay.num_shards, 'servers of replay'),
+  ):
+    if fused and count > 1:
+      raise ValueError(f'{key}={count}: a fused run has no {lacks}; use 1, or add --no-fused')
   if fused and request.expose:
     raise ValueError('--expose: a fused run listens at no port; leave it out, or add --no-fused')
 

@@ -21,8 +21,8 @@ Tree = Any
 class HostProgram(unrolled.FusedProgram):
   """As `unrolled.FusedProgram`, but `collect` unrolls, and the compiled program only samples and updates.
 
-  Its `unroll` is of all environments of the run, whose sequences the devices share, and returns None if
-  the run was asked to stop meanwhile.
+  Its `unroll` is of all environments of the run, whose sequences the devices share. Its functions return None
+  if the run was asked to stop meanwhile.
   """
 
   def __init__(self, *arguments: Any, **options: Any):
@@ -58,6 +58,8 @@ class HostProgram(unrolled.FusedProgram):
     key, unroll_key = self._split_key(state.key)
     if self._env_state is None:
       self._env_state = self.unroll.init(jax.random.fold_in(unroll_key, 0))
+    if self._env_state is None:
+      return None
     version = unrolled.part_of(state.train.step, 0)
     result = self.unroll.unroll(self.acting(state), unroll_key, self._env_state, version, 0)
     if result is None:

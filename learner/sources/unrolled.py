@@ -416,6 +416,11 @@ class Unrolled(loop.Source):
     del timeout_seconds
     return True
 
+  @property
+  def experience(self) -> int:
+    """As `Source.experience`: replay is in the state."""
+    return self._environment_step
+
   def is_over(self, step: int, max_environment_steps: int) -> bool:
     """Whether no update is left, so that the end of a run does not depend on the lengths of calls."""
     return not self._program.updates_left(self._environment_step, step, max_environment_steps)

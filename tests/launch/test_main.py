@@ -75,6 +75,7 @@ def once():
     ('--fused --set learner.num_processes=2', 'learner.num_processes=2'),
     ('--fused --expose', '--expose'),
     ('--fused --set actor.num_actors=2', 'actor.num_actors=2'),
+    ('--fused --set replay.num_shards=2', 'replay.num_shards=2'),
     ('--agent ppo --cognition', '--cognition'),
     ('--from RUN --cognition', '--cognition'),
     ('--set logger=nosuch', "logger='nosuch'"),

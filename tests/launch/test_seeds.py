@@ -58,6 +58,8 @@ def test_run_is_done_at_the_end_that_its_config_asks_for(tmp_path):
   assert [seeds.is_done(run) for run in (first, second)] == [True, False]
   (longer,) = plan(tmp_path, '--seeds', 0, '--steps', 4096)
   assert not seeds.is_done(longer)
+  folder_lib.open_run(longer.folder, longer.config)  # and it is killed before it evaluates
+  assert not seeds.is_done(longer)
 
 
 def test_cores_are_shared_by_the_processes_of_a_run(tmp_path, monkeypatch):

@@ -54,6 +54,17 @@ def test_newest_checkpoint_is_restored_with_its_key(tmp_path):
   assert file.stat().st_mode & 0o777 == file.parent.stat().st_mode & 0o666  # others may read it
 
 
+def test_a_checkpoint_is_saved_again_at_its_step_only_with_more_experience(tmp_path):
+  save(tmp_path, 0)
+  saver = checkpoint.Checkpointer(tmp_path)
+  for value, again, expected in ((1, False, 0), (2, True, 2)):
+    saver.save(0, make_state(value), again=again)
+    saver.wait()
+    assert_equal(checkpoint.Checkpointer(tmp_path).restore(like()).state, make_state(expected))
+  assert [path.name for path in tmp_path.iterdir()] == ['0']
+  saver.close()
+
+
 def test_checkpoint_in_files_of_an_older_version_is_refused_and_stays(tmp_path):
   (tmp_path / '5' / 'digest').mkdir(parents=True)
   with pytest.raises(ValueError, match=r'older version of hephaestus \(format below 5; now 7\)'):

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from hephaestus.actors import rollout
+from hephaestus.learner import checkpoint, loop, ppo_update
 from hephaestus.learner import config as learner_config
-from hephaestus.learner import loop, ppo_update
 from hephaestus.learner.sources import stepped
 from hephaestus.replay import buffer
 
@@ -122,8 +122,8 @@ class Rows(list):
     pass
 
 
-def train(program, envs, max_environment_steps, max_seconds=None):
-  """Trains; returns the loop, whether it finished, and its rows of metrics."""
+def train(program, envs, max_environment_steps, max_seconds=None, folder=None):
+  """Trains; returns the loop, whether it finished, and its rows of metrics. Checkpoints are in `folder`, if any."""
   rows = Rows()
   made = loop.Loop(
     stepped.Stepped(program, max_environment_steps=max_environment_steps),
@@ -131,7 +131,7 @@ def train(program, envs, max_environment_steps, max_seconds=None):
     loop.Hooks(should_stop=lambda: envs.stopped, make_logger=lambda step: rows),
     max_environment_steps=max_environment_steps,
     max_seconds=max_seconds,
-    checkpointer=None,
+    checkpointer=folder and checkpoint.Checkpointer(folder),
     seed=0,
   )
   return made, made.run(), rows
@@ -183,6 +183,14 @@ def test_stop_within_an_unroll_keeps_the_state_before_it():
   assert program.updates_allowed(placed) == 0
   after = program.collect(placed)
   assert after is None  # still asked to stop
+
+
+def test_experience_of_each_start_within_warm_up_is_kept(tmp_path):
+  for start in (1, 2):  # each of which is asked to stop in its second unroll
+    program = make(Environments(stops_at=1), 1, make_replay(warm_up=100))
+    made, finished, _ = train(program, program.unroll, 10**4, folder=tmp_path)
+    assert not finished and made.step == 0
+    assert program.gather(made.state).replay.buffer.inserted == 8 * start
 
 
 def test_run_whose_time_ends_in_an_unroll_without_update_reports(monkeypatch):

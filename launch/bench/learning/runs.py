@@ -114,7 +114,7 @@ class _Job(jobs.Job):
     ended = yield jobs.Command('training', train_command(self.run, self._settings))
     self._note_attempt(ended)
     self.check(ended)
-    if not folder_lib.has_finished(self._folder):
+    if not folder_lib.has_finished(self._folder, folder_lib.load_config(self._folder)):
       raise jobs.Failed('training was stopped before its end; the same command resumes it')
     evaluate = [
       'evaluate', str(self._folder), '--actions', *EVALUATIONS,

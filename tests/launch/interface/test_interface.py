@@ -13,6 +13,8 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
+import polling
+import psutil
 import pytest
 import runs
 import tiny
@@ -172,6 +174,29 @@ def test_several_processes_run_as_children_of_this_one(monkeypatch, tmp_path, ca
   words = f'--preset laptop --env catch --run {folder} --seed 2 --set actor.num_actors=2 --no-fused'
   assert given.read_text() == f'-m hephaestus.launch.main train {words}\n'
   assert capfd.readouterr().out == 'progress\n'
+
+
+def test_several_processes_end_with_the_one_that_began_them(tmp_path):
+  """Stands in for `train`: a command that waits."""
+  child = tmp_path / 'child'
+  waits = textwrap.dedent(f"""
+    import os, pathlib, sys, time
+    from hephaestus.launch import main
+    def wait(*unused, **unused_too):
+      pathlib.Path({str(tmp_path / 'new')!r}).write_text(str(os.getpid()))
+      os.rename({str(tmp_path / 'new')!r}, {str(child)!r})
+      time.sleep(600)
+    main.app.run = wait
+    main.main()
+  """)
+  begin = f'from hephaestus.launch.interface import training\ntraining._run([{sys.executable!r}, "-c", {waits!r}], live=True)'
+  parent = subprocess.Popen([sys.executable, '-c', begin])
+  polling.until(child.exists, 'a child')
+  process = psutil.Process(int(child.read_text()))
+  parent.kill()
+  parent.wait()
+  is_over = lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+  polling.until(is_over, 'its end')
 
 
 def test_act_agrees_with_and_without_a_batch_axis(policy):

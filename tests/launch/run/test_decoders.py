@@ -225,7 +225,7 @@ def test_run_of_any_rows_is_shown(tmp_path_factory, files):
       json.loads(shown.curves(x), parse_constant=pytest.fail)
   live._of_nodes(live.Run(folder, given), [])
   progress.summary(folder)
-  folder_lib.has_finished(folder)
+  folder_lib.has_finished(folder, given)
   doctor_agent.of_metrics(folder, given, (0.0, 0.1))
   rows = metrics.read(folder / 'metrics' / 'evaluator.jsonl')
   assert all(0 <= row['time'] <= metrics.LATEST for row in rows)

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -22,6 +23,7 @@ import safetensors
 import tiny
 
 import hephaestus
+from hephaestus.actors import episodes
 from hephaestus.agents import agent as agent_lib
 from hephaestus.launch import config, main
 from hephaestus.launch.files import folder as folder_lib
@@ -39,6 +41,8 @@ TINY = [
   'learner.log_period=2', 'learner.anneal=false', 'evaluator.num_episodes=8', 'evaluator.final_episodes=8',
   'tensorboard=false',
 ]  # fmt: skip
+
+PLAY = episodes.Play  # the fixture `in_process` puts a function in its place
 
 
 def run(*arguments):
@@ -237,6 +241,30 @@ def test_compiled_program_beyond_the_memory_is_refused(agent, words):
     fused.check_memory(made, 12 * 2**30, 8 * 2**30, 4)
 
 
+def test_run_that_cannot_be_longer_here_stays_as_it_was(
+  finished, train, tmp_path, capsys, monkeypatch
+):
+  shutil.copytree(finished[0], tmp_path / 'run')
+  before = (tmp_path / 'run' / folder_lib.CONFIG).read_text()
+  monkeypatch.setattr(fused, '_available_bytes', lambda devices: 1)
+  assert train('--steps', 100_000) == 2
+  assert (tmp_path / 'run' / folder_lib.CONFIG).read_text() == before
+  monkeypatch.undo()
+  assert train() == 0
+
+
+def test_runs_of_one_seed_have_equal_global_generators():
+  made = config.of_preset('ppo', 'laptop', 'catch')
+  state, words = random.getstate(), np.random.get_state()
+  drawn = []
+  for _ in range(2):
+    fused.prepare(made)
+    drawn.append((random.random(), np.random.random()))
+  random.setstate(state)
+  np.random.set_state(words)
+  assert drawn[0] == drawn[1]
+
+
 def test_non_finite_metrics_end_the_run(finished, train, tmp_path, capsys, monkeypatch):
   shutil.copytree(finished[0], tmp_path / 'run')
   broken = lambda totals, *unused: check_finite({**totals, 'loss': np.nan}, *unused)
@@ -325,6 +353,25 @@ def test_ctrl_c_saves_and_prints_how_to_resume(train, tmp_path, capfd):
   assert '\nstopping: saving the last checkpoint' in out
   assert 'Traceback' not in error
   assert list((folder / 'checkpoints').iterdir())
+
+
+def test_ctrl_c_in_the_last_evaluation_is_no_end_of_the_run(train, tmp_path, capfd, monkeypatch):
+  evaluate = PLAY.evaluate
+
+  def interrupt(play, params, key, num_episodes, should_stop):
+    if num_episodes == 8:
+      return evaluate(play, params, key, num_episodes, should_stop)
+    os.kill(os.getpid(), signal.SIGINT)
+    polling.until(should_stop, 'the signal')
+    return None
+
+  monkeypatch.setattr(PLAY, 'evaluate', interrupt)
+  begin = ['--agent', 'ppo', '--preset', 'laptop', '--steps', 512]
+  assert train(*begin, '--set', *TINY, 'evaluator.final_episodes=16') == 130
+  assert 'stopped; resume with' in capfd.readouterr().out.splitlines()[-1]
+  monkeypatch.undo()
+  assert train() == 0
+  assert rows(tmp_path / 'run', 'evaluator')[-1]['final']
 
 
 def test_signal_after_the_first_ends_the_process_whatever_its_kind(capfd):

@@ -87,6 +87,15 @@ def test_interrupt_ends_an_unroll_and_the_run_resumes(train, tmp_path, capsys):
   assert 'environment_step=320 learner_step=5 ' in capsys.readouterr().out.splitlines()[-1]
 
 
+@pytest.mark.timeout(600)
+def test_interrupt_ends_the_first_resets(train, tmp_path, capsys):
+  slow = (*PPO, 'environment.seconds=0.01', 'environment.interrupt_reset=true')
+  begin = ['--agent', 'ppo', '--env', PROGRAM, '--preset', 'laptop', '--steps', 300]
+  assert train(*begin, '--set', *slow) == 130
+  assert 'stopped; resume with' in capsys.readouterr().out.splitlines()[-1]
+  assert train() == 0  # where the file of notes counts more than three instances
+
+
 def corridor_of_gymnasium():
   """A class of gymnasium that has an option, as in docs/python.md."""
   gymnasium = pytest.importorskip('gymnasium')

@@ -15,8 +15,8 @@ import trainer
 from hephaestus.agents.dreamer import rssm
 from hephaestus.launch import config
 from hephaestus.launch.agents import presets
-from hephaestus.launch.run import nodes, progress
 from hephaestus.launch.run import parts as parts_lib
+from hephaestus.launch.run import progress
 
 
 def test_update_in_bfloat16_has_stable_shapes():
@@ -37,7 +37,7 @@ def test_update_in_bfloat16_has_stable_shapes():
 
 def test_nodes_of_a_run_draw_by_generators_of_their_own_which_its_seed_repeats():
   def draw(seed, node):
-    nodes.seed_generators(seed, node)
+    parts_lib.seed_generators(seed, node)
     return np.random.randint(1 << 30), random.random()
 
   state, words = random.getstate(), np.random.get_state()

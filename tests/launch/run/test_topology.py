@@ -128,7 +128,9 @@ def test_ctrl_c_stops_all_nodes_after_a_checkpoint(stopped):
 def test_resumed_run_finishes_without_gap(stopped, finished):
   assert finished.exit_code == 0, finished.words()
   assert runs.living(finished.folder) == []
-  runs.check_steps(finished.rows('learner'), log_period=10, stops=[stopped.stopped_at, *stopped.stops])
+  runs.check_steps(
+    finished.rows('learner'), log_period=10, stops=[stopped.stopped_at, *stopped.stops]
+  )
   assert finished.step() > stopped.checkpointed
   for node in ('learner', 'actor-0', 'evaluator'):  # of which each was killed, as replay was
     steps = [row['environment_step'] for row in finished.rows(node)]
