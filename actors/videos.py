@@ -38,7 +38,7 @@ def write(frames: list[np.ndarray], path: pathlib.Path, frames_per_second: float
   if path.suffix not in ('.gif', '.mp4'):
     raise ValueError(f'{path}: the name of a video must end in .gif or .mp4')
   path.parent.mkdir(parents=True, exist_ok=True)
-  images: list[Any] = list(frames)
+  images: list[Any] = [_even(frame) for frame in frames]
   if path.suffix == '.gif':
     imageio.mimsave(str(path), images, duration=1000 / frames_per_second, loop=0)
   else:
@@ -106,9 +106,13 @@ def _cells(shares: np.ndarray) -> np.ndarray:
 
 
 def _enlarge(frame: np.ndarray) -> np.ndarray:
-  """Enlarges a small frame by an integer, and pads it to even sizes, which video codecs need."""
+  """Enlarges a small frame by an integer, and pads it to even sizes."""
   scale = max(1, -(-SIDE // min(frame.shape[:2])))
-  frame = frame.repeat(scale, axis=0).repeat(scale, axis=1)
+  return _even(frame.repeat(scale, axis=0).repeat(scale, axis=1))
+
+
+def _even(frame: np.ndarray) -> np.ndarray:
+  """Pads a frame to even sizes, which video codecs need."""
   odd = [(0, length % 2) for length in frame.shape[:2]]
   return np.pad(frame, (*odd, (0, 0)), mode='edge')
 

@@ -99,8 +99,11 @@ class ExperimentConfig:
 
   def __post_init__(self):
     for key, value in flatten(dataclasses.asdict(self)).items():
-      if isinstance(value, float) and math.isnan(value):  # which passes every comparison below
-        raise ValueError(f'{key}={value}: must be a number')
+      # NaN passes every comparison below, and JSON has no infinities.
+      if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(
+          f'{key}={value}: must be a finite number, such as 1e9 for a period that never ends'
+        )
       if isinstance(value, int) and abs(value) > LARGEST:  # of which float or JAX may fail
         raise ValueError(f'{key}={str(value)[:24]}...: must be at most {LARGEST}')
     if not 0 <= self.seed < 2**32:  # JAX's keys would be those of the lower 32 bits
@@ -110,7 +113,7 @@ class ExperimentConfig:
         f'max_environment_steps={self.max_environment_steps}: must be at least 1, and at most '
         f'{parameters.MOST_STEPS}'
       )
-    if self.max_minutes is not None and not 0 < self.max_minutes < math.inf:
+    if self.max_minutes is not None and self.max_minutes <= 0:
       raise ValueError(f'max_minutes={self.max_minutes}: must be positive, or null for no limit')
     name = self.environment.get('name')
     if not isinstance(name, str) or not name:

@@ -16,7 +16,7 @@ from hephaestus.launch.cluster import hosts as hosts_lib
 from hephaestus.launch.processes import supervisor
 
 # A connection survives five minutes without the network; then both ends give up.
-ALIVE = ('-oServerAliveInterval=30', '-oServerAliveCountMax=10')
+ALIVE = ('-oConnectTimeout=60', '-oServerAliveInterval=30', '-oServerAliveCountMax=10')
 STOP_SECONDS = 90.0  # for a host to stop in order: its learner writes a checkpoint
 LAST_SECONDS = 900.0  # for other hosts to end after the learner's: one may still evaluate
 # Of a lost host, which has recovered from earlier losses once it was up for `healthy_seconds`.
@@ -112,14 +112,21 @@ class _Connection:
     losses, lost_at = 0, -math.inf
     while True:
       up_at = None
+      # A machine may take connections, and never answer.
+      limit = threading.Timer(LOST_SECONDS, self._terminate, [self._popen])
+      limit.daemon = True
+      if losses:
+        limit.start()
       assert self._popen.stdout is not None
       for line in self._popen.stdout:
         text = line.decode(errors='replace').rstrip()
         if text.startswith('up: ') and up_at is None:
           up_at = time.monotonic()
+          limit.cancel()
           self.health = 'stopping' if self.is_stopping else 'up'
         self.say(f'{self.host.name}| {text}')
       exit_code, now = self._popen.wait(), time.monotonic()
+      limit.cancel()
       if up_at is not None:
         lost_at = now
         losses = 0 if now - up_at > RESTARTS.healthy_seconds else losses
@@ -166,9 +173,12 @@ class _Connection:
   def cut(self) -> None:
     """Closes the connection by SIGTERM to the local process; the host then stops by itself."""
     self.stop()
-    if self._popen.poll() is None:
+    self._terminate(self._popen)
+
+  def _terminate(self, process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
       with contextlib.suppress(ProcessLookupError):
-        os.killpg(self._popen.pid, signal.SIGTERM)
+        os.killpg(process.pid, signal.SIGTERM)
 
 
 class Launch:

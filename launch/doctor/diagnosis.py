@@ -89,7 +89,7 @@ def of_replay(
         remedy='begin again with an empty folder, and report it',
       ),
     ]  # fmt: skip
-  elif not validation.has_distributed() or not any((folder / 'replay').iterdir()):
+  elif not validation.has_distributed() or not any((folder / 'replay').glob('*')):
     return []
   else:
     from hephaestus.launch.inspect import stored  # which imports Reverb

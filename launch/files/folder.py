@@ -6,6 +6,7 @@ import fcntl
 import itertools
 import os
 import pathlib
+import shlex
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ INTERRUPTED = 130  # exit code after Ctrl-C, as of a shell: 128 + SIGINT
 STOPPING = 'stopping: saving the last checkpoint; a second Ctrl-C ends the run at once'
 COLLECTED = 'collected.json'  # sequences that each shard of replay has inserted, and those lost
 COUNTS = 'counts.jsonl'  # one row of the learner's newest counts, for the progress line
+ORIGIN = 'origin'  # RUN@STEP with which a run began
 WANDB = 'wandb'  # the library's own folder, in which it makes links; we read its *.id only
 
 
@@ -41,7 +43,8 @@ def resumes(folder: pathlib.Path | None) -> bool:
 def resume_command(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> str:
   """The command that resumes a run, with --trust if its config names something to import."""
   given = (config.agent_name, config.environment['name'], config.logger or '')
-  return f'hephaestus train --run {folder}' + ' --trust' * any(map(names.needs_trust, given))
+  quoted = shlex.quote(str(folder))
+  return f'hephaestus train --run {quoted}' + ' --trust' * any(map(names.needs_trust, given))
 
 
 @contextlib.contextmanager
@@ -187,6 +190,22 @@ def is_running(folder: pathlib.Path) -> bool:
     return any(place in line for line in pathlib.Path('/proc/locks').read_text().splitlines())
   except OSError:
     return False
+
+
+def origin(folder: pathlib.Path) -> str | None:
+  """RUN@STEP with whose parameters a run began, see `train --from`; None if with new ones."""
+  try:
+    with metrics.open_regular(folder / ORIGIN) as file:
+      text = file.read(4096).decode(errors='replace').strip()
+  except OSError:
+    return None
+  return text if text.isprintable() and text else None
+
+
+def is_node(name: str, config: launch_config.ExperimentConfig) -> bool:
+  """Whether a run with this config has a node; a resume with fewer actors leaves metrics of more. Other nodes it has."""
+  kind, _, index = name.rpartition('-')
+  return kind != 'actor' or not index.isdecimal() or int(index) < config.actor.num_actors
 
 
 def has_finished(folder: pathlib.Path, config: launch_config.ExperimentConfig) -> bool:

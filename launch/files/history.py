@@ -2,7 +2,7 @@
 
 import array
 import collections
-import functools
+import contextlib
 import math
 import os
 import pathlib
@@ -150,7 +150,8 @@ class History:
 
   Attributes:
     folder: folder of the run.
-    config: config of the run.
+    config: config of the run, the newest that `read` has found; `config_values` has its values by their paths.
+    origin: RUN@STEP with which the run began, see `train --from`; None if with nothing.
     is_gone: whether the folder was deleted, or is no longer one of a run.
   """
 
@@ -161,18 +162,29 @@ class History:
       ValueError: it is not the folder of a run, or its config is broken.
     """
     self.folder = folder
-    self.config: launch_config.ExperimentConfig = folder_lib.load_config(folder)
+    self.origin = folder_lib.origin(folder)
     self.is_gone = False
+    self._load_config()
     self._events = File(folder / 'metrics' / 'events.jsonl', keep_rows=True)
     self._nodes: dict[str, File] = {}
 
+  def _load_config(self) -> None:
+    self.config: launch_config.ExperimentConfig = folder_lib.load_config(self.folder)
+    self._config_at = os.stat(self.folder / folder_lib.CONFIG).st_mtime_ns
+    self.config_values = launch_config.values_of(self.config)  # by their paths
+
   def read(self, deadline: float = math.inf) -> None:
-    """Reads the new rows of all files.
+    """Reads the new rows of all files, and the config if a resume has changed it.
 
     Args:
       deadline: value of `time.monotonic` at which to stop; the next call continues.
     """
     self.is_gone = not (self.folder / folder_lib.CONFIG).exists()
+    with contextlib.suppress(
+      OSError, ValueError
+    ):  # of a config that is gone or broken the last one holds
+      if os.stat(self.folder / folder_lib.CONFIG).st_mtime_ns != self._config_at:
+        self._load_config()
     for path in sorted((self.folder / 'metrics').glob('*.jsonl')):
       if path.stem != 'events' and path.stem not in self._nodes:
         self._nodes[path.stem] = File(path)
@@ -183,11 +195,6 @@ class History:
 
   def _files(self) -> list[File]:
     return [self._events, *self._nodes.values()]
-
-  @functools.cached_property
-  def config_values(self) -> dict[str, Any]:
-    """Values of the config by their paths."""
-    return launch_config.values_of(self.config)
 
   @property
   def unread(self) -> int:
@@ -241,8 +248,10 @@ class History:
           if key not in NO_CURVES and not key.endswith(NO_CURVE_ENDS):
             curve = _curve(file, key, places, node == 'actor')
             if len(curve.x):
-              parts[f'{node}/{key}'].append(thin(curve, key.endswith(MEDIAN)))
-    return {key: joined(each) for key, each in parts.items()}
+              is_there = folder_lib.is_node(name, self.config)
+              end = math.inf if is_there else curve.x[-1]
+              parts[f'{node}/{key}'].append((thin(curve, key.endswith(MEDIAN)), end))
+    return {key: joined(*zip(*each, strict=True)) for key, each in parts.items()}
 
   def _minutes(self, times: np.ndarray) -> np.ndarray:
     """[N] f64, minutes of running since the first metrics, without the time between launches."""
@@ -317,16 +326,22 @@ def at(x: np.ndarray, values: np.ndarray, places: np.ndarray) -> np.ndarray:
   return np.where(index < 0, np.nan, values[np.maximum(index, 0)])
 
 
-def joined(parts: Sequence[Curve]) -> Curve:
+def joined(parts: Sequence[Curve], ends: Sequence[float]) -> Curve:
   """Averages the curves of one or more files into one, at every position of any of them.
 
-  The mean is of the last value of each file, by its weight; a file counts from its first position on.
+  The mean is of the last value of each file, by its weight; a file counts from its first position on, and until
+  its end: the last position of a node that a resumed run does not have, else infinity.
   """
   if len(parts) == 1:
     return parts[0]
   x = np.unique(np.concatenate([each.x for each in parts]))
   mean, low, high, weight = (
-    np.stack([at(each.x, values, x) for each, values in zip(parts, column, strict=True)])
+    np.stack(
+      [
+        np.where(x <= end, at(each.x, values, x), np.nan)
+        for each, values, end in zip(parts, column, ends, strict=True)
+      ]
+    )
     for column in zip(*(each[1:] for each in parts), strict=True)
   )
   total = np.nansum(weight, axis=0)

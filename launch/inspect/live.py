@@ -220,7 +220,8 @@ def _last_known(run: Run) -> dict[str, Any]:
 def _of_nodes(run: Run, shards: list[dict[str, Any]]) -> dict[str, Any]:
   """Entries of a report that are from the metrics of the learner and the actors."""
   learner = run.last('learner')
-  files = sorted((run.folder / 'metrics').glob('actor-*.jsonl'))
+  written = sorted((run.folder / 'metrics').glob('actor-*.jsonl'))
+  files = [path for path in written if folder_lib.is_node(path.stem, run.config)]
   lost, step = learner.get('lost_steps') or 0, learner.get('environment_step') or 0
   if not run.config.record.on_policy:  # the queue restarts its count with each launch
     # A shard that is down counts with its last answer.

@@ -84,13 +84,14 @@ def write(exported: Exported, out: pathlib.Path) -> None:
     'action_spec': _spec_to_json(exported.action_spec),
     'config': launch_config.to_tree(exported.config),
   }
+  text = json.dumps(content, indent=2, allow_nan=False) + '\n'
   try:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
       raise ValueError(f'--out {out}: is not an empty folder; give another one')
     out.mkdir(parents=True, exist_ok=True)
     arrays = {key: np.array(array, order='C') for key, array in exported.arrays.items()}
     (out / PARAMS).write_bytes(safetensors.save(arrays))  # `save_file` lets only its owner read it
-    (out / places.POLICY).write_text(json.dumps(content, indent=2, allow_nan=False) + '\n')
+    (out / places.POLICY).write_text(text)
   except OSError as error:
     raise ValueError(f'--out {out}: cannot be written to ({error.strerror})') from None
 
@@ -104,7 +105,7 @@ def read(folder: pathlib.Path) -> Exported:
     content = json.loads(file.read_text())
     if content['format'] != FORMAT:
       raise ValueError(f'its format is {content["format"]}, this version reads {FORMAT}')
-    config = launch_config.from_yaml(json.dumps(content['config']), str(file))
+    config = launch_config.from_yaml(json.dumps(content['config'], ensure_ascii=False), str(file))
     learner_step = content['learner_step']
     if type(learner_step) is not int:
       raise ValueError(f'learner_step={learner_step!r} is no whole number'[:200])

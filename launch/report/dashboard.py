@@ -11,7 +11,7 @@ import urllib.parse
 from collections.abc import Sequence
 from typing import Any
 
-from hephaestus.launch.files import history
+from hephaestus.launch.files import history, metrics
 from hephaestus.launch.report import groups as groups_lib
 from hephaestus.launch.report import panels, server
 
@@ -109,7 +109,7 @@ def make_app(dashboard: Dashboard, token: str) -> server.App:
   from starlette import applications, exceptions, requests, responses, routing
 
   def runs(request: requests.Request) -> responses.Response:
-    return responses.JSONResponse(dashboard.runs())
+    return responses.Response(metrics.to_json(dashboard.runs()), media_type='application/json')
 
   def curves(request: requests.Request) -> responses.Response:
     x = request.query_params.get('x', 'environment_step')

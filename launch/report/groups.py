@@ -33,7 +33,7 @@ def read(given: Iterable[pathlib.Path], *, whole: bool = False) -> tuple[list[Gr
   """Opens runs, finished or running, and groups them into curves.
 
   Within an environment, runs form a group that differ only in their seed, or in other config keys that do
-  not change learning.
+  not change learning, and that began with the same parameters.
 
   Args:
     given: folder of each run, once or repeated.
@@ -68,7 +68,7 @@ def _grouped(runs: Sequence[history.History]) -> list[Group]:
     members: dict[Any, list[history.History]] = collections.defaultdict(list)
     for run in runs:
       if run.config.environment['name'] == environment:
-        key = run.config.agent_name, json.dumps(_values(run), sort_keys=True)
+        key = run.config.agent_name, run.origin, json.dumps(_values(run), sort_keys=True)
         members[key].append(run)
     labels = _labels([each[0] for each in members.values()])
     found += map(Group, labels, [environment] * len(members), members.values())
@@ -92,15 +92,16 @@ def differences(runs: Sequence[history.History]) -> dict[str, list[Any]]:
 
 
 def _values(run: history.History) -> dict[str, Any]:
-  """Config values that a run's curve depends on, by path."""
+  """Config values that a run's curve depends on, by path, and the run with which it began: `--from`."""
   names = [*INDIFFERENT, *run.config.record.indifferent_keys]
   if run.config.fused:
     names += INDIFFERENT_OF_FUSED
     names += ['replay'] * run.config.record.on_policy
   starts = tuple(f'{name}.' for name in names)
-  return {
+  values = {
     key: value for key, value in run.config_values.items() if not f'{key}.'.startswith(starts)
   }
+  return values | {'from': 'nothing' if run.origin is None else pathlib.Path(run.origin).name}
 
 
 def _labels(runs: Sequence[history.History]) -> list[str]:

@@ -55,12 +55,14 @@ def report(
 def _score(group: groups_lib.Group, curves: dict[str, panels.GroupCurve], axis: str) -> str:
   """A line on the last score of a group, or its last return."""
   count = len(group.runs)
-  names = f'{group.environment}  {group.label} ({count} seed{"s" * (count > 1)})'
+  names = f'{group.environment}  {group.label} ({{}}{count} seed{"s" * (count > 1)})'
   keys = [f'{node}/{name}' for name in SCORES for node in history.NODES]
   key = next((key for key in keys if key in curves and len(curves[key].x)), None)
   if key is None:
-    return f'{names}  no score or return yet'
+    return f'{names.format("")}  no score or return yet'
   x, mean, low, high, seeds = curves[key]
+  known = len(seeds) or 1
+  names = names.format(f'{known} of ' * (known < count))
   values = f'{mean[-1]:.4g} ({low[-1]:.4g} to {high[-1]:.4g})' if seeds else f'{mean[-1]:.4g}'
   place = f'{x[-1]:,.1f}'.removesuffix('.0')
   return f'{names}  {key} {values} at {place} {axis}'

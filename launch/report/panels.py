@@ -216,7 +216,9 @@ def _state(run: history.History) -> dict[str, Any]:
   everyone = [name for node in history.NODES for name in run.names(node)]
   written = newest(everyone, 'time')
   running = folder_lib.is_running(run.folder)
-  final = newest(evaluator, 'final') == 1
+  steps = newest(evaluator, 'environment_step') or 0
+  is_at_end = run.config.max_minutes is not None or steps >= run.config.max_environment_steps
+  final = newest(evaluator, 'final') == 1 and is_at_end
   ended = final and (newest(evaluator, 'time') or 0) >= (newest(learner, 'time') or 0)
   word = 'running' if running else 'finished' if ended else 'stopped' if written else 'not started'
   messages = []
@@ -246,7 +248,8 @@ def _state(run: history.History) -> dict[str, Any]:
 
 def _nodes(run: history.History, running: bool) -> list[dict[str, Any]]:
   """State of each node, the number of its restarts, and the time of its newest metrics."""
-  newest = {row['name']: row for row in run.events if 'pid' in row and 'name' in row}
+  rows = [row for row in run.events if 'pid' in row and 'name' in row]
+  newest = {row['name']: row for row in rows if folder_lib.is_node(row['name'], run.config)}
   killed = ('killed with its launcher', 'failed')
   states = {
     'started': ('running', 'running') if running else killed,

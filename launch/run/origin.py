@@ -15,7 +15,6 @@ from hephaestus.launch.run import request as request_lib
 from hephaestus.learner import checkpoint
 from hephaestus.learner.sources import on_policy
 
-ORIGIN = 'origin'  # file of a run's folder: RUN@STEP with which it begins
 # Fields of a train state that are copied; the others are reset.
 COPIED = (
   'params', 'statistics', 'slow_critic', 'opt_state', 'model_opt_state', 'policy_opt_state',
@@ -64,7 +63,7 @@ def load(text: str, config: launch_config.ExperimentConfig) -> Origin:
 def begin(
   origin: Origin, config: launch_config.ExperimentConfig, folder: pathlib.Path, program: Any
 ) -> None:
-  """Writes the first checkpoint of a new run: step 0, with what is copied of its origin; and the file `ORIGIN`.
+  """Writes the first checkpoint of a new run: step 0, with what is copied of its origin; and the file `folder.ORIGIN`.
 
   Args:
     program: the `unrolled.FusedProgram` of a fused run; None for a run with actors.
@@ -95,7 +94,7 @@ def begin(
   with contextlib.closing(parts_lib.checkpointer(folder, config.learner.keep)) as saver:
     saver.save(0, state)
     saver.wait()
-  (folder / ORIGIN).write_text(f'{origin.exact}\n')
+  (folder / folder_lib.ORIGIN).write_text(f'{origin.exact}\n')
   print(
     f'begins with parameters and optimizer of {origin.text}, update {origin.step:,}', flush=True
   )

@@ -100,3 +100,8 @@ def test_further_choices_are_summed_up():
   policy = {'up': 0.5, 'siphon': 0.25, 'PUSH': 0.125, 'WAIT': 0.125}
   assert videos.likeliest(policy, 4) == list(policy.items())
   assert videos.likeliest(policy, 3) == [('up', 0.5), ('siphon', 0.25), ('2 others', 0.25)]
+
+
+def test_frames_of_any_size_become_a_video(tmp_path):
+  videos.write([np.zeros((65, 63, 3), np.uint8)] * 2, tmp_path / 'odd.mp4')
+  assert (tmp_path / 'odd.mp4').stat().st_size > 0

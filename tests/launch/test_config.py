@@ -89,10 +89,10 @@ def test_override_sets_values_by_path(laptop):
     ('dreamer', 'actor.sequence_length=4', 'agent.starts_per_sequence=8'),
     ('dreamer', 'agent.latent=cubic', 'choose one of'),
     ('dreamer', 'agent.horizon_min=99', 'agent.horizon_max=16'),
-    ('dreamer', 'learner.stuck_seconds=nan', 'must be a number'),
+    ('dreamer', 'learner.stuck_seconds=nan', 'must be a finite number'),
     ('ppo', 'agent.starts_per_sequence=3', 'unknown key'),
     ('ppo', 'learner.num_epochs=0', 'must be positive, or null'),
-    ('ppo', 'max_minutes=.inf', 'must be positive, or null'),
+    ('ppo', 'max_minutes=.inf', 'must be a finite number'),
     ('ppo', 'learner.num_minibatches=3000', 'does not divide 256 environments'),
   ],
 )
@@ -144,7 +144,7 @@ def test_value_of_another_type_in_a_file_is_refused_by_its_key(laptop, tmp_path,
     section = section[each]
   section[name] = value
   (tmp_path / 'config.yaml').write_text(yaml.safe_dump(tree))
-  with pytest.raises(ValueError, match=rf'config.yaml: .*{key}: Value .*{value}') as error:
+  with pytest.raises(ValueError, match=rf'config.yaml: .*{key}(: Value .*|=){value}') as error:
     config.load(tmp_path / 'config.yaml')
   assert '\n' not in str(error.value)
 

@@ -103,7 +103,9 @@ function options(width, height, series, bands, onCursor) {
 }
 
 function before(column, index) {
-  let place = index === null || index === undefined ? column.length - 1 : index;
+  const isCursor = index !== null && index !== undefined;
+  if (isCursor && column.slice(index).every((value) => value === null)) return null;  // the line has ended before
+  let place = isCursor ? index : column.length - 1;
   while (place >= 0 && column[place] === null) place -= 1;
   return place < 0 ? null : column[place];
 }

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import types
 
 import polling
 import portpicker
@@ -161,13 +162,13 @@ def test_dry_run_prints_commands_of_slice_and_cpu_hosts(write, capsys):
   there = 'cd hephaestus && exec .venv/bin/hephaestus node - --host tpu-3 --run runs/big'
   assert printed['# tpu-3: learner-3'] == [
     'gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh', 'my-tpu', '--zone=us-central2-b',
-    '--project=mine', '--worker=3', '--quiet', '--ssh-flag=-oServerAliveInterval=30',
-    '--ssh-flag=-oServerAliveCountMax=10', f'--command={there}',
+    '--project=mine', '--worker=3', '--quiet', '--ssh-flag=-oConnectTimeout=60',
+    '--ssh-flag=-oServerAliveInterval=30', '--ssh-flag=-oServerAliveCountMax=10', f'--command={there}',
   ]  # fmt: skip
   acting = ', '.join(f'actor-{i}' for i in range(56, 64))
   assert printed[f'# cpu-8: {acting}'] == [
-    'ssh', '-T', '-p', '2222', '-oBatchMode=yes', '-oServerAliveInterval=30',
-    '-oServerAliveCountMax=10', 'me@10.128.0.10',
+    'ssh', '-T', '-p', '2222', '-oBatchMode=yes', '-oConnectTimeout=60',
+    '-oServerAliveInterval=30', '-oServerAliveCountMax=10', 'me@10.128.0.10',
     'cd hephaestus && exec .venv/bin/hephaestus node - --host cpu-8 --run runs/big',
   ]  # fmt: skip
   assert printed['# cpu-0: replay, evaluator'][-2] == 'me@10.128.0.2'
@@ -381,6 +382,21 @@ def test_missing_ssh_is_named(monkeypatch):
   commands = {host.name: remote.command(placed, host, 'run', [1]) for host in placed.hosts}
   with pytest.raises(ValueError, match=r'hosts.trainer: needs ssh here, which cannot be run'):
     remote.Launch(placed, commands, handshake.RunSpec(text, '', 1), lambda line: None).run()
+
+
+def test_lost_host_that_never_answers_again_is_given_up(tmp_path, monkeypatch):
+  monkeypatch.setattr(remote, 'LOST_SECONDS', 0.5)
+  first = tmp_path / 'first'
+  command = f'if [ -e {first} ]; then exec sleep 600; fi; touch {first}; echo "up: 1"; exit 255'
+  said = []
+  connection = remote._Connection(
+    host=types.SimpleNamespace(name='one'),
+    command=['sh', '-c', command],
+    first_line=b'',
+    say=said.append,
+  )
+  polling.until(lambda: connection.exit_code is not None, 'its end')
+  assert connection.failed and any('is lost' in line for line in said)
 
 
 def test_all_hosts_stop_when_replay_fails(tmp_path, launch):

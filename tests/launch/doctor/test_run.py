@@ -5,9 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from hephaestus.launch import main
+from hephaestus.launch import config, main
+from hephaestus.launch.agents import presets
 from hephaestus.launch.doctor import agent as agent_checks
 from hephaestus.launch.doctor import check as check_lib
+from hephaestus.launch.doctor import diagnosis
 from hephaestus.launch.doctor import environment as environment_checks
 
 EXPLAINED = environment_checks.Explained(
@@ -117,3 +119,8 @@ def test_diagnosis_of_a_run_has_all_parts(dreamer, capsys, monkeypatch):
 def test_bad_input_is_named(capsys, words, error):
   assert call('doctor', *words) == 2
   assert error in capsys.readouterr().err
+
+
+def test_run_that_was_copied_without_its_replay_has_no_checks_of_it(tmp_path):
+  made = config.override(presets.laptop('catch'), ['learner.fused=false'])
+  assert diagnosis.of_replay(tmp_path, made) == []

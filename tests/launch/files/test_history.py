@@ -1,6 +1,7 @@
 """Metrics of growing files: each row is read once, also after damage, and thinning keeps the means."""
 
 import json
+import shlex
 import time
 import tracemalloc
 
@@ -11,6 +12,7 @@ from hephaestus.launch import config
 from hephaestus.launch.agents import presets
 from hephaestus.launch.files import folder as folder_lib
 from hephaestus.launch.files import history, metrics
+from hephaestus.launch.report import panels
 
 LOSS = 'learner/loss'
 
@@ -192,3 +194,21 @@ def test_distribution_is_curve_of_median_with_band(folder):
   assert set(found) == {LOSS, 'learner/age/median'}
   _, mean, low, high, _ = found['learner/age/median']
   assert (mean.tolist(), low.tolist(), high.tolist()) == ([5] * 3, [1] * 3, [8] * 3)
+
+
+def test_run_that_is_resumed_with_more_steps_is_shown_with_them(tmp_path):
+  made = config.of_preset('ppo', 'laptop', 'catch')
+  folder = tmp_path / 'my run'
+  folder_lib.open_run(folder, config.override(made, ['max_environment_steps=10000']))
+  logger = metrics.JsonLines(folder / 'metrics' / 'evaluator.jsonl')
+  logger.write({'final': True, 'environment_step': 10_000, 'learner_step': 1})
+  logger.close()
+  opened = history.History(folder)
+  opened.read()
+  assert panels.state(opened)['state'] == 'finished'
+  folder_lib.open_run(folder, config.override(made, ['max_environment_steps=20000']))
+  opened.read()
+  shown = panels.state(opened)
+  assert (shown['state'], shown['max_environment_steps']) == ('stopped', 20_000)
+  command = folder_lib.resume_command(folder, made)
+  assert shlex.split(command) == ['hephaestus', 'train', '--run', str(folder)]

@@ -25,7 +25,7 @@ SCHEMA = {'x': jax.ShapeDtypeStruct((250,), np.float32)}  # 1 kB
 
 @pytest.fixture(scope='module')
 def made():
-  return config.override(presets.laptop('catch'), ['replay.warm_up=4'])
+  return config.override(presets.laptop('catch'), ['replay.warm_up=4', 'actor.num_actors=2'])
 
 
 class Run:
@@ -62,12 +62,13 @@ def run(tmp_path, made):
 
 @pytest.fixture
 def nodes(run):
-  """A learner at step 500, and two actors that wait most of the time."""
+  """A learner at step 500, two actors that wait most of the time, and one of before the run was resumed with two."""
   actor = lambda version, throttled: {'parameter_version': version, 'throttled_fraction': throttled}
   run.write('learner', (30, {'learner_step': 400, 'starved_fraction': 0.5}),
             (0, {'learner_step': 500, 'starved_fraction': 0.0}))  # fmt: skip
   run.write('actor-0', (300, actor(0, 0.0)), (40, actor(480, 0.0)), (0, actor(496, 0.9)))
   run.write('actor-1', (20, actor(470, 0.8)))
+  run.write('actor-2', (5000, actor(3, 0.0)))
   return run
 
 

@@ -1,5 +1,6 @@
 """The Python interface: training, results, acting and exporting, as a user calls them."""
 
+import dataclasses
 import http
 import json
 import os
@@ -296,6 +297,13 @@ def test_exported_policy_acts_as_the_run(run, policy, tmp_path, capsys, monkeypa
   assert f'--out {out}: is not an empty folder' in capsys.readouterr().err
   with pytest.raises(ValueError, match=r'--checkpoint best: .* is exported'):
     hephaestus.load(out, 'best')
+
+
+def test_exported_policy_has_any_text_of_its_config(policy, tmp_path):
+  exported = policy.exported(policy.params)
+  named = launch_config.override(exported.config, ['wandb.name=walk 🚀'])
+  exported_lib.write(dataclasses.replace(exported, config=named), tmp_path / 'policy')
+  assert exported_lib.read(tmp_path / 'policy').config == named
 
 
 @pytest.mark.parametrize(

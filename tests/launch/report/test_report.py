@@ -15,7 +15,7 @@ from hephaestus.actors.environments import packages
 from hephaestus.launch import config, main
 from hephaestus.launch.agents import presets
 from hephaestus.launch.files import folder as folder_lib
-from hephaestus.launch.files import metrics
+from hephaestus.launch.files import history, metrics
 from hephaestus.launch.report import groups, plot
 from hephaestus.launch.report import page as report_page
 
@@ -69,6 +69,32 @@ def test_runs_that_differ_in_indifferent_keys_are_seeds_of_one_curve(tmp_path):
   assert sizes(folders) == {
     'ppo learning_rate=0.001': 2, 'ppo learning_rate=0.0003': 1, 'dreamer': 2
   }  # fmt: skip
+
+
+def test_run_that_begins_with_another_is_no_seed_of_it(tmp_path, capsys):
+  folders = [write_run(tmp_path / name, POINTS, 'seed=0') for name in ('a', 'b', 'c')]
+  (folders[1] / folder_lib.ORIGIN).write_text(f'{folders[0]}@960\n')
+  assert sizes(folders) == {'from=nothing': 2, 'from=a@960': 1}
+
+
+def test_curve_of_a_node_that_a_resume_lacks_ends(tmp_path):
+  folder = write_run(tmp_path / 'a', [(0, 1.0), (100, 1.0), (9_000, 1.0)], node='actor-0')
+  write_rows(folder, 'actor-1', {'environment_step': 50, 'episode_return': 0.0})
+  for path in (folder / 'metrics').glob('actor-*'):
+    path.rename(path.with_suffix('.jsonl'))
+  opened = history.History(folder)
+  opened.read()
+  curve = opened.curves('environment_step')['actor/episode_return']
+  assert curve.x.tolist() == [0, 50, 100, 9_000] and curve.mean.tolist() == [10, 5, 10, 10]
+
+
+def test_score_says_how_many_seeds_have_it(tmp_path, capsys):
+  folders = [
+    write_run(tmp_path / 'a', POINTS, 'seed=0'),
+    write_run(tmp_path / 'b', POINTS, 'seed=1', node='learner'),
+  ]
+  assert run(*folders) == 0
+  assert '(1 of 2 seeds)  evaluator/normalised_score 1' in capsys.readouterr().out
 
 
 def test_replay_keys_are_indifferent_to_fused_runs(tmp_path):
