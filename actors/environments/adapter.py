@@ -28,6 +28,7 @@ class Adapter(environment.Environment):
     observation_spec: Callable[[Any], Any],
     action_spec: specs.BoundedArray,
     frame: Callable[[Any], np.ndarray] | None = None,
+    has_costly_reset: bool = False,
   ):
     """Traces both functions once.
 
@@ -38,8 +39,10 @@ class Adapter(environment.Environment):
       observation_spec: shapes and dtypes of an observation -> its spec, to whose dtypes it is converted.
       action_spec: spec of the actions.
       frame: state -> [H, W, 3] uint8, not traced; None for an environment without frames.
+      has_costly_reset: see `Environment.has_costly_reset`.
     """
     self._begin, self._advance, self._frame = jax.jit(begin), jax.jit(advance), frame
+    self._has_costly_reset = has_costly_reset
     key = jax.eval_shape(functools.partial(jax.random.key, 0))
     action = jax.ShapeDtypeStruct(action_spec.shape, action_spec.dtype)
     strong = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
@@ -58,6 +61,10 @@ class Adapter(environment.Environment):
   @property
   def action_spec(self) -> specs.BoundedArray:
     return self._action_spec
+
+  @property
+  def has_costly_reset(self) -> bool:
+    return self._has_costly_reset
 
   @property
   def max_steps(self) -> int:

@@ -74,6 +74,7 @@ def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.Ti
     observation_spec=functools.partial(_observation_spec, name),
     action_spec=specs.DiscreteArray(env.num_actions, np.int32),
     frame=functools.partial(_frame, 'Classic' in name),
+    has_costly_reset=True,  # it generates a world
   )
   return wrappers.TimeLimit(unlimited, max_steps)
 

@@ -140,6 +140,9 @@ def as_gymnax(environment: Environment) -> tuple[Gymnax, GymnaxParams]:
 class DmEnv(dm_env.Environment):
   """A `dm_env.Environment` that compiles and steps an environment; its time steps are NumPy arrays.
 
+  Attributes:
+    is_over: whether the next `step` begins an episode.
+
   Raises:
     ValueError: the environment is stepped on the host.
   """
@@ -155,7 +158,7 @@ class DmEnv(dm_env.Environment):
     """Restarts with the episodes of a seed, and compiles nothing again."""
     self._key = jax.random.key(seed)
     self._state: EnvState = None
-    self._is_over = True
+    self.is_over = True
 
   def reset(self) -> dm_env.TimeStep:
     key = self._next_key()
@@ -163,12 +166,12 @@ class DmEnv(dm_env.Environment):
       self._state, timestep = self._reset(key)
     else:
       self._state, timestep = self._next_episode(key, self._state)
-    self._is_over = False
+    self.is_over = False
     observation = jax.tree.map(np.asarray, jax.device_get(timestep.observation))
     return dm_env.restart(observation)
 
   def step(self, action: Any) -> dm_env.TimeStep:
-    if self._is_over:
+    if self.is_over:
       return self.reset()
     action = np.asarray(action, self._environment.action_spec.dtype)
     self._state, timestep = self._step(self._next_key(), self._state, action)
@@ -190,7 +193,7 @@ class DmEnv(dm_env.Environment):
 
   def _of_library(self, timestep: TimeStep) -> dm_env.TimeStep:
     plain = jax.tree.map(np.asarray, jax.device_get(timestep))
-    self._is_over = bool(plain.last())
+    self.is_over = bool(plain.last())
     return dm_env.TimeStep(
       dm_env.StepType(int(plain.step_type)),
       float(plain.reward),
@@ -244,9 +247,9 @@ def as_gymnasium(environment: Environment, *, render_mode: str | None = None) ->
       return _gymnasium_observation(self._stepper.reset().observation)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-      timestep = self._stepper.step(action)
-      if timestep.first():
+      if self._stepper.is_over:
         raise ValueError('step: the episode is over; call reset')
+      timestep = self._stepper.step(action)
       terminated = timestep.last() and timestep.discount == 0.0
       observation, info = _gymnasium_observation(timestep.observation)
       truncated = timestep.last() and not terminated

@@ -30,7 +30,13 @@ def options(name: str) -> dict[str, Any]:
   """
   env, params = _construct(name, {})
   values = _constructor_options(env) | dataclasses.asdict(params)
-  return {'max_steps': int(values.pop(TIME)), **values}
+  plain = lambda value: (
+    value if isinstance(value, (bool, int, float, str)) else np.asarray(value).tolist()
+  )
+  return {
+    'max_steps': int(values.pop(TIME)),
+    **{key: plain(value) for key, value in values.items()},
+  }
 
 
 def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.TimeLimit:
@@ -47,7 +53,7 @@ def make(name: str, max_steps: int | None = None, **options: Any) -> wrappers.Ti
   limit = getattr(params, TIME)
   max_steps = int(limit) if max_steps is None else max_steps
   # Some environments observe their time limit, and before gymnax 1.0 they terminate at it.
-  params = params.replace(**options, **{TIME: type(limit)(max_steps)})
+  params = params.replace(**_typed(options, params), **{TIME: type(limit)(max_steps)})
   without_limit = params.replace(**{TIME: type(limit)(2**30)})
   ends_by_limit = not hasattr(env, 'is_truncated')
   space = env.observation_space(params)
@@ -85,6 +91,29 @@ def _construct(name: str, arguments: dict[str, Any]) -> tuple[Any, Any]:
     raise ValueError(
       f"environment.name='gymnax/{name}': its data could not be fetched ({error})"
     ) from error
+
+
+def _typed(options: dict[str, Any], params: Any) -> dict[str, Any]:
+  """Options in the types of their defaults: numbers that are whole in place of real ones, and lists, of arrays.
+
+  ValueError if a list has another shape than its default.
+  """
+  found = {}
+  for key, value in options.items():
+    default = getattr(params, key)
+    if isinstance(default, float):
+      value = float(value)
+    elif isinstance(default, (np.ndarray, jax.Array)):
+      try:
+        value = jnp.asarray(value, default.dtype)
+      except (TypeError, ValueError):
+        value = jnp.zeros(())
+      if value.shape != default.shape:
+        raise ValueError(
+          f'environment.{key}={options[key]!r}: a list of numbers is needed, such as {default.tolist()}'
+        )
+    found[key] = value
+  return found
 
 
 def _constructor_options(env: Any) -> dict[str, Any]:

@@ -132,18 +132,17 @@ def _in_groups(begin: Callable[..., Any]) -> Callable[..., Any]:
   def loop(keys, are_over, stepped):
     num_envs, bits = are_over.size, jax.random.key_data(keys)
     size = min(num_envs, _GROUP)
-    # The last group may overlap the one before it; equal keys give equal results.
+    # The last group may overlap the one before it; equal keys and states give equal results.
     starts = np.minimum(np.arange(0, num_envs, size), num_envs - size)
     is_needed = are_over[starts[:, None] + np.arange(size)].any(axis=1)
     needed_first = jnp.asarray(starts)[jnp.argsort(~is_needed)]
 
-    def renew(i, stepped):
+    def renew(i, begun):
       take = lambda x: jax.lax.dynamic_slice_in_dim(x, needed_first[i], size)
       put = lambda x, part: jax.lax.dynamic_update_slice_in_dim(x, part, needed_first[i], 0)
       # As bits, because the check for key reuse takes the slices of all turns for the same keys.
       key = jax.random.wrap_key_data(take(bits), impl=jax.random.key_impl(keys))
-      begun = mapped(key, take(are_over), jax.tree.map(take, stepped))
-      return jax.tree.map(put, stepped, begun)
+      return jax.tree.map(put, begun, mapped(key, take(are_over), jax.tree.map(take, stepped)))
 
     return jax.lax.fori_loop(0, is_needed.sum(), renew, stepped)
 

@@ -582,8 +582,11 @@ def test_render_mode_is_set_only_where_frames_are_wanted(takes_mode):
     def step(self, action):
       return 1, 0.0, True, False, {}
 
+    canvas = np.zeros((2, 2, 3), np.uint8)
+
     def render(self):
-      return np.zeros((2, 2, 3), np.uint8)
+      self.canvas += 1
+      return self.canvas  # the same array each time
 
   gymnasium.registry.pop('Drawn-v0', None)
   gymnasium.register('Drawn-v0', Drawn, max_episode_steps=MAX_STEPS)
@@ -595,6 +598,7 @@ def test_render_mode_is_set_only_where_frames_are_wanted(takes_mode):
   frames = play.record((), jax.random.key(0)).frames
   play.close()
   assert (frames is not None) == takes_mode and modes[-1] == 'rgb_array'
+  assert not takes_mode or (frames[0] != frames[1]).all()
 
 
 @pytest.mark.parametrize('wrapper', ['NormalizeObservation', 'NormalizeReward'])

@@ -1,4 +1,5 @@
 import functools
+import json
 import os
 import pickle
 import re
@@ -106,6 +107,34 @@ def test_unknown_name_or_option_of_a_family_is_rejected():
       environments.make(name, **options)
     for word in words:
       assert word in str(error.value)
+
+
+def test_options_of_gymnax_take_whole_numbers_and_lists():
+  pytest.importorskip('gymnax', reason='of the extra envs')
+  from hephaestus.actors.environments import catalogue
+
+  times = [1, 2, 3, 4, 50]
+  for name, options in (
+    ('BernoulliBandit-misc', {'reward_prob': 0}),
+    ('DiscountingChain-bsuite', {'reward_timestep': times}),
+  ):
+    environment = environments.make(f'gymnax/{name}', **options)
+    jax.eval_shape(environment.reset, jax.random.key(0))
+    wrappers.check_values(environment, jax.random.key(0))
+    json.dumps(catalogue.describe(f'gymnax/{name}'))
+  with pytest.raises(ValueError, match=r'environment.reward_timestep=\[1\]: a list of numbers'):
+    environments.make('gymnax/DiscountingChain-bsuite', reward_timestep=[1])
+
+
+def test_first_observation_of_jumanjis_tsp_fits_its_spec():
+  pytest.importorskip('jumanji', reason='of the extra envs')
+  wrappers.check_values(environments.make('jumanji/TSP-v1'), jax.random.key(0))
+
+
+@pytest.mark.parametrize(('name', 'costly'), [('Maze-v0', True), ('Snake-v1', False)])
+def test_environments_that_generate_levels_have_costly_resets(name, costly):
+  pytest.importorskip('jumanji', reason='of the extra envs')
+  assert environments.make(f'jumanji/{name}').has_costly_reset == costly
 
 
 def test_environments_with_several_agents_are_rejected():

@@ -114,6 +114,32 @@ def test_resets_in_groups_match_resets_of_all(played, num_over):
   jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
+@pytest.mark.parametrize('num_envs', [4, 6, 9])
+def test_next_episode_of_resets_in_groups_follows_the_last_state_once(num_envs):
+  class Counting(catch.Catch):
+    has_costly_reset = True
+
+    def reset(self, key):
+      state, timestep = super().reset(key)
+      return (0, state), timestep
+
+    def step(self, key, state, action):
+      following, timestep = super().step(key, state[1], action)
+      return (state[0], following), timestep
+
+    def next_episode(self, key, state):
+      (_, following), timestep = self.reset(key)
+      return (state[0] + 1, following), timestep
+
+  env = wrappers.AutoReset(Counting())
+  state, _ = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), num_envs))
+  step = jax.jit(jax.vmap(env.step, in_axes=(0, 0, None)))
+  for number in range(3):
+    keys = jax.random.split(jax.random.key(number), num_envs)
+    state, _ = step(keys, state._replace(is_over=jnp.ones(num_envs, bool)), 1)
+  assert state.env_state[0].tolist() == [3] * num_envs
+
+
 def test_reference_returns_of_catch_are_exact():
   reference = wrappers.reference_returns(catch.Catch(), num_episodes=4096)
   assert reference.scripted == 1.0
