@@ -1,14 +1,15 @@
-"""Makes docs/images/dreams.gif: episodes of four environments, each next to the dream of a short run.
+"""Makes docs/images/dreams.gif: episodes of four environments of the suite, each next to the dream of it.
 
-  python docs/site/dreams.py RUNS    trains what is missing in the folder RUNS, then draws
+  hephaestus bench learning --agents dreamer --seeds 0 --environments deep_sea_12 cartpole snake hackmatrix --out OUT
+  python docs/site/dreams.py OUT
 
-Each run takes some minutes to half an hour of a core. Needs the extra `envs`.
+Needs the extra `envs`; the runs take about an hour of a core.
 """
 
 import argparse
 import pathlib
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -27,28 +28,9 @@ BOARD = (44, 44, 48)
 COLOURS = np.array([(228, 228, 231), (230, 159, 0), (86, 180, 233), (0, 158, 115), (213, 94, 0)])
 
 
-class Task(NamedTuple):
-  """An environment of the picture.
-
-  Attributes:
-    title: name that is shown.
-    environment: name of the environment.
-    steps: environment steps of the run.
-    options: settings of the run.
-  """
-
-  title: str
-  environment: str
-  steps: int
-  options: Mapping[str, Any]
-
-
-TASKS = {
-  'deep_sea': Task('DeepSea', 'gymnax/DeepSea-bsuite', 4_500, {'environment.size': 8}),
-  'snake': Task('Snake', 'jumanji/Snake-v1', 14_384, {}),
-  'hackmatrix': Task('HackMatrix', 'hackmatrix', 14_384, {}),
-  'cartpole': Task('CartPole', 'gymnax/CartPole-v1', 6_000, {}),
-}
+TITLES = {  # of environments of the suite
+  'deep_sea_12': 'DeepSea', 'snake': 'Snake', 'hackmatrix': 'HackMatrix', 'cartpole': 'CartPole',
+}  # fmt: skip
 
 
 def planes(observation: np.ndarray) -> np.ndarray:
@@ -86,7 +68,7 @@ def board(observation: dict[str, np.ndarray]) -> np.ndarray:
 
 
 DRAWINGS = {
-  'cartpole': cart, 'deep_sea': planes, 'snake': lambda x: planes(x['grid']), 'hackmatrix': board,
+  'cartpole': cart, 'deep_sea_12': planes, 'snake': lambda x: planes(x['grid']), 'hackmatrix': board,
 }  # fmt: skip
 
 
@@ -96,15 +78,9 @@ def drawn(environment: Any, drawing: Callable[[np.ndarray], np.ndarray]) -> Any:
   return type('Drawn', (type(environment),), {'draw': draw})(**vars(environment))
 
 
-def dream(name: str, runs: pathlib.Path) -> list[np.ndarray]:
-  """Trains the run of a task if it is missing; returns frames of episodes, each with its dream."""
-  task, folder = TASKS[name], runs / name
-  if not folder.exists():
-    hephaestus.train(
-      task.environment, steps=task.steps, run=folder, preset='laptop', fused=True, seed=0,
-      set=dict(task.options),
-    )  # fmt: skip
-  policy = hephaestus.load(folder)
+def dream(name: str, out: pathlib.Path) -> list[np.ndarray]:
+  """Frames of episodes of an environment, each with the dream of the suite's run with seed 0."""
+  policy = hephaestus.load(out / 'runs' / 'default' / f'{name}-dreamer-0')
   environment = policy.environment
   if name in DRAWINGS:
     environment = drawn(environment, DRAWINGS[name])
@@ -115,7 +91,7 @@ def dream(name: str, runs: pathlib.Path) -> list[np.ndarray]:
     if len(frames) >= FRAMES:
       break
   assert len(frames) >= FRAMES, name
-  return [tile(frame, task.title) for frame in frames[:FRAMES]]
+  return [tile(frame, TITLES[name]) for frame in frames[:FRAMES]]
 
 
 def tile(frame: np.ndarray, title: str) -> np.ndarray:
@@ -129,9 +105,9 @@ def tile(frame: np.ndarray, title: str) -> np.ndarray:
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('runs', type=pathlib.Path)
-  runs = parser.parse_args().runs
-  tiles = [dream(name, runs) for name in TASKS]
+  parser.add_argument('out', type=pathlib.Path)
+  out = parser.parse_args().out
+  tiles = [dream(name, out) for name in TITLES]
   frames = [
     np.concatenate([np.concatenate(four[:2], axis=1), np.concatenate(four[2:], axis=1)])
     for four in zip(*tiles, strict=True)
