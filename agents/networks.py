@@ -298,7 +298,7 @@ a thousand updates.
 
 
 class CellDecoder(nn.Module):
-  """Predicts the cells of a grid from their features at the step before, the belief, and the action.
+  """Predicts the cells of a grid from their features at the step before, what is beside it, belief and action.
 
   Of the four cells beside a cell it reads the contents, too: a view that scrolls puts one of them in its place, and
   which of many contents that is, the features alone say only after many updates. The action also scales what is read:
@@ -313,10 +313,13 @@ class CellDecoder(nn.Module):
   dtype: Any = jnp.float32
 
   @nn.compact
-  def __call__(self, cells: jax.Array, belief: jax.Array, action: jax.Array) -> jax.Array:
-    """[..., M, output_size] from cells [..., M, D + I], belief [..., F] and encoded action [..., A].
+  def __call__(
+    self, cells: jax.Array, belief: jax.Array, action: jax.Array, others: jax.Array
+  ) -> jax.Array:
+    """[..., M, output_size] from cells [..., M, D + I], belief [..., F], encoded action [..., A] and numbers [..., S].
 
-    Of several beliefs [N, ..., F] it is [N, ..., M, output_size].
+    The numbers are those of the step before that are of no grid, such as an inventory: what can be placed depends
+    on them. Of several beliefs [N, ..., F] it is [N, ..., M, output_size].
     """
     *axes, number, _ = cells.shape
     grid = cells[..., -self.contents :].reshape(*axes, *self.shape, self.contents)
@@ -324,11 +327,13 @@ class CellDecoder(nn.Module):
     cells = jnp.concatenate([cells, beside], axis=-1)
     size = cells.shape[-1]
     dense = lambda features, **options: Dense(features, dtype=self.dtype, **options)
-    scale = dense(size, name='scale')(action)[..., None, :]
+    scale = dense(size, name='scale')(jnp.concatenate([action, others], axis=-1))[..., None, :]
     of_cells = dense(self.features, use_bias=False, name='cells')(
       cells.reshape(-1, size), (cells * scale).reshape(-1, size)
     )
-    shared = dense(self.features, name='belief')(belief)[..., None, :]
+    others = jnp.broadcast_to(others, (*belief.shape[:-1], others.shape[-1]))
+    shared = dense(self.features, name='belief')(jnp.concatenate([belief, others], axis=-1))
+    shared = shared[..., None, :]
     x = of_cells.reshape(*axes, number, -1) + shared
     lead = x.shape[:-1]
     x = kernels.silu(LayerNorm(dtype=self.dtype)(x.reshape(-1, self.features)))

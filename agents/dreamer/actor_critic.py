@@ -173,23 +173,25 @@ def update_scales(
   return Scales(spreads, divisors, units, scales.evidence)
 
 
-def explorer_entropy_weight(policy) -> jax.Array:
-  """Weight of the entropy of an explorer's policy, [...] float32, in units of `entropy_scale`.
+def entropy_weight(policy, share: float, least_lack: float = -jnp.inf) -> jax.Array:
+  """Weight of the entropy of a policy, [...] float32, in units of `entropy_scale`.
 
-    weight = exp(CERTAINTY_EXPONENT min(1, (kept - H) / (kept - least)))
-    kept = least + EXPLORER_ENTROPY (most - least)
+    weight = exp(CERTAINTY_EXPONENT clip((kept - H) / (kept - least), least_lack, 1))
+    kept = least + share (most - least)
 
-  where H is the policy's entropy, and least and most are its bounds. Members that learned what one
-  action does in a state agree about the other actions there, too, so an explorer that is certain never
-  tries them. The weight is 1 at the kept entropy, larger below it, and smaller above it.
+  where H is the policy's entropy, and least and most are its bounds. The weight is 1 at the kept entropy, larger
+  below it, and smaller above it. An action whose probability is almost 0 has almost no gradient, so a policy that
+  became certain of another never returns to it, whatever its critic learns later.
 
   Args:
     policy: a distribution of `distributions`, with leading axes [...].
+    share: of the largest entropy, that is kept.
+    least_lack: least exponent in units of CERTAINTY_EXPONENT; 0: the weight is at least 1.
   """
   least, most = policy.entropy_bounds()
-  span = jnp.maximum(dreamer_config.EXPLORER_ENTROPY * (most - least), 1e-6)
+  span = jnp.maximum(share * (most - least), 1e-6)
   lack = jax.lax.stop_gradient(least + span - policy.entropy()) / span
-  return jnp.exp(dreamer_config.CERTAINTY_EXPONENT * jnp.minimum(1.0, lack))
+  return jnp.exp(dreamer_config.CERTAINTY_EXPONENT * jnp.clip(lack, least_lack, 1.0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -481,8 +483,9 @@ class ActorCritic:
       - sum weight ( min(ratio A, clip(ratio, 1 - MOST_CHANGE, 1 + MOST_CHANGE) A) + eta sg(k) H[pi] )
       ratio = pi(a | f, context) / pi_of_the_dream(a | f, context)
 
-    with A the advantage of `targets.imagined` and eta the config's `entropy_scale`; k is 1 for the task's
-    actor, and `explorer_entropy_weight` for the explorer. `context` is [R, B, C].
+    with A the advantage of `targets.imagined` and eta the config's `entropy_scale`; k is `entropy_weight`, by
+    EXPLORER_ENTROPY for the explorer, and by TASK_ENTROPY, but at least 1, for the task's discrete actions.
+    `context` is [R, B, C].
     """
     policy = self.dreamt_policy(params, steps.read.features, context, steps.mask)
     entropy = policy.entropy()
@@ -492,9 +495,12 @@ class ActorCritic:
     ratio, most = jnp.exp(change), dreamer_config.MOST_CHANGE
     gain = jnp.minimum(advantage * ratio, advantage * jnp.clip(ratio, 1 - most, 1 + most))
     scale = jnp.full_like(entropy, self.config.entropy_scale)
+    if self.discrete:
+      scale *= entropy_weight(policy, dreamer_config.TASK_ENTROPY, 0.0)
     if self.explores:
       own = self.dreams(NOVELTY, steps.choice.shape[1])
-      scale = scale.at[:, own].multiply(explorer_entropy_weight(policy)[:, own])
+      weight = entropy_weight(policy, dreamer_config.EXPLORER_ENTROPY)[:, own]
+      scale = scale.at[:, own].set(self.config.entropy_scale * weight)
     loss = jnp.sum(targets.weight * (-gain - scale * entropy))
 
     def total(x: jax.Array, name: str = TASK) -> jax.Array:

@@ -338,7 +338,7 @@ def examine(
     if numbers.size:
       earlier = model.rssm.inputs(world, recurrent.latent)
       own = imagined.latent, imagined.previous
-      outputs, _ = model.rssm.decoder(world, *own, earlier.cells)
+      outputs, _ = model.rssm.decoder(world, *own, earlier)
       if earlier.cells:
         changed = after(replayed.features).changed
         beside = model.rssm.beside_grids(world, *own, earlier, changed)

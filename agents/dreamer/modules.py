@@ -234,6 +234,15 @@ class Networks:
     return self.latent_size if self.cnn_specs else 0
 
   @property
+  def draws_without_latent(self) -> bool:
+    """Whether dreams draw numbers without z: where there are neither images, nor real numbers, nor grids.
+
+    What is drawn of them is decided by a uniform number, while real ones are means, given z.
+    """
+    others = self.cnn_specs or self.percept_width or self.numbers.num_reals or self.numbers.grids
+    return self.numbers.size > 0 and not others
+
+  @property
   def percept_width(self) -> int:
     """P, width of the percept in a state, 0 without a perception."""
     return self.perception.width if self.perception else 0
@@ -327,7 +336,12 @@ class Networks:
         f'{CELLS}_{number}': (zeros(height, width, kind.cell_inputs),),
         f'{POOL}_{number}': (cells, zeros(3 * kind.cell_inputs)),
         f'{CHANGED}_{number}': (cells, cells),
-        f'{CELL_DECODER}_{number}': (cells, belief, zeros(self.actions.size)),
+        f'{CELL_DECODER}_{number}': (
+          cells,
+          belief,
+          zeros(self.actions.size),
+          self.beside_grids(features.numbers),
+        ),
       }
     return inputs.get(name, self._head_inputs(name, features))
 
@@ -343,8 +357,11 @@ class Networks:
     They are its belief, `changed` of its `Features`, and of `Inputs` of the step before `places` and `numbers`, of
     these those of no grid, without a percept.
     """
-    sizes = self.numbers
-    return (belief,), (numbers[..., sizes.placed_size : sizes.input_size],), (changed,), (places,)
+    return (belief,), (self.beside_grids(numbers),), (changed,), (places,)
+
+  def beside_grids(self, numbers: jax.Array) -> jax.Array:
+    """Those of inputs of numbers [..., I + P] that are of no grid, without a percept."""
+    return numbers[..., self.numbers.placed_size : self.numbers.input_size]
 
   def _head_inputs(self, name: str, features: Features) -> tuple[tuple[jax.Array, ...], ...]:
     """The inputs of a head, a `networks.Towers`."""

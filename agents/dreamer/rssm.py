@@ -257,18 +257,22 @@ class RSSM:
     return self._change(params[modules.CHANGE], known)
 
   def decoder(
-    self, params: Tree, latent: Latent, previous: jax.Array, cells: tuple[jax.Array, ...] = ()
+    self,
+    params: Tree,
+    latent: Latent,
+    previous: jax.Array,
+    earlier: modules.Inputs | None = None,
   ) -> tuple[jax.Array, list[jax.Array]]:
     """Outputs for `Numbers.predict`, [..., outputs], with grids of these only, and images, [..., H, W, C]; float32.
 
-    The image of a percept is painted from it. `cells` are those of the step before, for each grid [..., M, D].
+    The image of a percept is painted from it. `earlier` is what networks read of the step before, None without grids.
     """
     inputs = self.decoder_inputs(latent, previous)
     outputs, images = jnp.zeros((*inputs.shape[:-1], 0)), []
     if self.networks.numbers.size:
       outputs = self.networks.apply(params, 'decoder', inputs).astype(jnp.float32)
-    if cells:
-      outputs += self.decoded_cells(params, inputs, previous, cells)
+    if earlier and earlier.cells:
+      outputs += self.decoded_cells(params, inputs, previous, earlier)
     if latent.percept is not None:
       images = [self.paint(params, latent)[0]]
     elif self.networks.cnn_specs:
@@ -279,16 +283,17 @@ class RSSM:
     return outputs, images
 
   def decoded_cells(
-    self, params: Tree, belief: jax.Array, previous: jax.Array, cells: tuple[jax.Array, ...]
+    self, params: Tree, belief: jax.Array, previous: jax.Array, earlier: modules.Inputs
   ) -> jax.Array:
-    """The part of `decoder`'s outputs that is from the cells of the step before, [..., outputs] float32.
+    """The part of `decoder`'s outputs that is from each cell of the step before, [..., outputs] float32.
 
     Of several beliefs [N, ..., F] it is [N, ..., outputs].
     """
     action = previous[..., : self.networks.actions.size]
     names = self.networks.of_grids(modules.CELL_DECODER)
-    each = zip(names, cells, strict=True)
-    found = [self.networks.apply(params, name, x, belief, action) for name, x in each]
+    others = self.networks.beside_grids(earlier.numbers)
+    each = zip(names, earlier.cells, strict=True)
+    found = [self.networks.apply(params, name, x, belief, action, others) for name, x in each]
     return self.networks.numbers.of_cells(found)
 
   def beside_grids(
@@ -518,7 +523,10 @@ class RSSM:
     stochastic = self._sample(followed, None if noise is None else noise.latent)
     latent = Latent(deterministic, stochastic, before, recurrent.latent.recalled)
     earlier = read if read.cells else None
-    imagined = self.imagined_numbers(params, latent, previous, earlier, noise)
+    told = latent
+    if self.networks.draws_without_latent:
+      told = latent._replace(stochastic=jnp.zeros_like(latent.stochastic))
+    imagined = self.imagined_numbers(params, told, previous, earlier, noise)
     percept = self.follow(params, recurrent.latent.percept, latent, previous)
     latent = latent._replace(numbers=imagined, percept=percept)
     latent = latent._replace(inputs=self.read(params, imagined, percept))
@@ -668,7 +676,7 @@ class RSSM:
       earlier: what networks read of the step before; None without grids.
       choose: numbers from outputs for `Numbers.predict`, and whether only those beside grids count.
     """
-    outputs, images = self.decoder(params, latent, previous, earlier.cells if earlier else ())
+    outputs, images = self.decoder(params, latent, previous, earlier)
     sizes = self.networks.numbers
     unknown = jnp.zeros((*outputs.shape[:-1], sizes.num_outputs - outputs.shape[-1]))
     numbers = choose(jnp.concatenate([outputs, unknown], axis=-1), False)

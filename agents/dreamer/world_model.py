@@ -253,7 +253,7 @@ class WorldModel:
     """
     posterior = self.rssm.infer(params, keys, sequence, recalled)
     features = posterior.features
-    reconstruction, moments, expected = self._reconstruction_loss(params, posterior, sequence)
+    reconstruction, moments, expected = self._reconstruction_loss(params, keys, posterior, sequence)
     expected_reward = self.reward(params, features).mean()
     reward, continues, mask = self._heads_loss(params, features, sequence)
     learns = bootstrap_mask(sequence.identity, self.config.ensemble_size)
@@ -323,21 +323,30 @@ class WorldModel:
     return statistics | {modules.OF_REWARDS: of_rewards}
 
   def _reconstruction_loss(
-    self, params: Tree, posterior: rssm_lib.Step, sequence: experience.Sequence
+    self, params: Tree, keys: jax.Array, posterior: rssm_lib.Step, sequence: experience.Sequence
   ) -> tuple[jax.Array, Tree, jax.Array]:
     """Loss [T, B] of decoded observations, moments of numbers (see `averages`), and decoded numbers.
 
     With grids it is the sum of two, of all that the decoder reads, and of its cells and the action only; what is beside
-    them counts once, given the real grid. It counts by its logarithm where it is large, see SCENE.
+    them counts once, given the real grid. It counts by its logarithm where it is large, see SCENE. Where numbers are
+    `drawn without z <modules.Networks.draws_without_latent>` it is the sum of two, too: of all, with z in half of the
+    sequences, and of the previous observation and the action only. On replayed steps h and the posterior's z tell what
+    follows, and what is the same in all episodes would not be learned from them.
     """
     numbers, codec = self.networks.numbers, self.networks.codec
     latent, observed = posterior.latent, posterior.latent.numbers
+    if self.networks.draws_without_latent:
+      # Numbers of steps are folded in elsewhere, and the numbers before by `_imagined` and guests.
+      heads = lambda key: jax.random.bernoulli(jax.random.fold_in(key, len(sequence.reward) + 3))
+      latent = latent._replace(
+        stochastic=jnp.where(jax.vmap(heads)(keys)[:, None], latent.stochastic, 0)
+      )
     outputs, decoded = self.rssm.decoder(params, latent, posterior.previous)
     if posterior.earlier:  # at once, since most of it is the same
       belief = self.rssm.decoder_inputs(latent, posterior.previous)
       beliefs = jnp.stack([belief, jnp.zeros_like(belief)])
       of_all, of_cells = self.rssm.decoded_cells(
-        params, beliefs, posterior.previous, posterior.earlier.cells
+        params, beliefs, posterior.previous, posterior.earlier
       )
       own = posterior.previous, posterior.earlier, posterior.features.changed
       beside = self.rssm.beside_grids(params, latent, *own)
@@ -348,6 +357,14 @@ class WorldModel:
     predict = lambda outputs: numbers.predict(outputs, before, ~posterior.first, statistics)
     predicted = predict(outputs)
     loss, error = numbers.loss(predicted, observed, statistics)
+    if self.networks.draws_without_latent:
+      nothing = latent._replace(
+        deterministic=jnp.zeros_like(latent.deterministic),
+        stochastic=jnp.zeros_like(latent.stochastic),
+      )
+      alone, _ = self.rssm.decoder(params, nothing, posterior.previous)
+      own, _ = numbers.loss(predict(alone), observed, statistics)
+      loss += jnp.where(posterior.first, 0.0, own)
     if posterior.earlier:
       loss += numbers.loss(predict(of_cells), observed, statistics, of_grids=True)[0]
       # No transition leads to FIRST, so nothing reads what is predicted there: new scenes, which cost most. Those

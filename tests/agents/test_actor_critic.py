@@ -5,11 +5,13 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from small_dreamer import random_features, read_of
 
 from hephaestus.agents import distributions
 from hephaestus.agents.dreamer import actor_critic as ac
+from hephaestus.agents.dreamer import config as dreamer_config
 
 
 @pytest.fixture(scope='module')
@@ -148,11 +150,12 @@ def test_parts_of_dreams_are_equal_shares_of_either_actors(policy):
     assert np.isin(part[:, policy.dreams(ac.TASK, 4)], dreams[:, own]).all()
 
 
-def test_entropy_weighs_more_the_more_certain_the_explorer_is():
-  def weight(*probs):
+def test_entropy_weighs_more_the_more_certain_a_policy_is():
+  def weight(*probs, **options):
     logits = np.log(np.float32(probs))
     policy = distributions.MaskedCategorical.from_logits(logits)
-    return float(ac.explorer_entropy_weight(policy)), float(policy.entropy() / np.log(len(probs)))
+    found = ac.entropy_weight(policy, 0.4, **options)
+    return float(found), float(policy.entropy() / np.log(len(probs)))
 
   assert weight(1 - 1e-9, 1e-9)[0] == pytest.approx(np.exp(5), rel=1e-4)
   for probs in ((0.5, 0.5), (0.9, 0.1), (0.6, 0.2, 0.2)):
@@ -160,7 +163,8 @@ def test_entropy_weighs_more_the_more_certain_the_explorer_is():
     assert found == pytest.approx(np.exp(5 * (1 - share / 0.4)), rel=1e-4)
   forced = np.array([True, False])
   only = distributions.MaskedCategorical.from_logits(np.zeros(2, np.float32), forced)
-  assert np.isfinite(ac.explorer_entropy_weight(only))
+  assert np.isfinite(ac.entropy_weight(only, 0.4))
+  assert weight(0.5, 0.5, least_lack=0.0)[0] == 1.0
 
 
 def test_advantages_cannot_make_the_explorer_certain(policy, params, steps, gradient):
@@ -171,8 +175,31 @@ def test_advantages_cannot_make_the_explorer_certain(policy, params, steps, grad
     _, grads = gradient(params, steps, given)
     params = descend(params, grads, ['actor', 'explorer'], rate=10.0)
   _, metrics = gradient(params, steps, given)[0]
-  assert metrics['entropy'] < 0.05
+  assert metrics['entropy'] < 0.1
   assert metrics['explorer_entropy'] > 0.15
+
+
+def test_certain_actor_returns_to_other_actions(policy, params, steps, monkeypatch):
+  """Their probabilities have almost no gradient left when they turn out to be right: only entropy's weight is."""
+  chosen = steps._replace(choice=np.zeros_like(steps.choice), mask=np.ones_like(steps.mask))
+
+  def gradient(params, given):
+    now = policy.dreamt_policy(
+      params, chosen.read.features, no_context(chosen.read.features), chosen.mask
+    )
+    tried = chosen._replace(log_prob=jax.lax.stop_gradient(now.log_prob(chosen.choice)))
+    return jax.grad(lambda params: policy.loss(params, tried, given)[0])(params)
+
+  def step(params, _):
+    return descend(params, gradient(params, targets(1.0)), ['actor'], rate=1.0), None
+
+  certain, _ = jax.jit(lambda params: jax.lax.scan(step, params, None, length=1000))(params)
+  size = lambda: optax.global_norm(
+    jax.jit(lambda *both: gradient(*both))(certain, targets(0.0))['actor']
+  )
+  weighted = size()
+  monkeypatch.setattr(dreamer_config, 'TASK_ENTROPY', 1e-6)
+  assert weighted > 20 * size()
 
 
 def test_each_actor_and_head_learns_from_its_own_dreams(policy, params, steps, gradient):

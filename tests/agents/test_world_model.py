@@ -7,12 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from dm_env import specs
 from small_dreamer import ALONE, random_features
 
 from hephaestus.actors.environments import environment
 from hephaestus.agents import networks
 from hephaestus.agents import observation as observation_lib
+from hephaestus.agents.cognition import config as cognition_config
 from hephaestus.agents.cognition import registry
 from hephaestus.agents.dreamer import modules, rssm, world_model
 from hephaestus.agents.dreamer import novelty as novelty_lib
@@ -689,3 +691,25 @@ def test_inputs_of_a_transition_are_from_the_previous_step_and_zero_at_first(seq
   expected = np.where(first[1:, :, None], 0, action)
   np.testing.assert_array_equal(previous[1:, :, :4], expected)
   assert np.ptp(previous[1:, :, 4:], axis=0).max() > 0.01  # the numbers of the step before
+
+
+@pytest.mark.parametrize('low', [0, -1])
+def test_dreams_of_bits_do_not_read_the_latent_and_those_of_real_numbers_do(low, make_params):
+  """On fresh steps the prior's z misleads the decoder, and what is drawn of bits needs none."""
+  spec = specs.BoundedArray((5,), np.float32, low, 1)
+  made = registry.make_dreamer(
+    cognition_config.CognitionConfig(**tiny.DREAMER), spec, specs.DiscreteArray(3)
+  )
+  model, world = made.model, modules.world(make_params(made))
+  assert model.networks.draws_without_latent == (low == 0)
+
+  @jax.jit
+  def imagine(world, noise):
+    before = model.rssm.initial(8)
+    member, matrices = jnp.zeros(8, jnp.int32), model.rssm.matrices(world)
+    return model.rssm.imagine(world, matrices, before, member, noise).latent
+
+  draw = lambda seed: jax.vmap(model.rssm.imagined_noise)(jax.random.split(jax.random.key(seed), 8))
+  one, other = imagine(world, draw(0)), imagine(world, draw(0)._replace(latent=draw(1).latent))
+  assert np.any(one.stochastic != other.stochastic)
+  assert np.any(one.numbers != other.numbers) == (low < 0)
