@@ -363,8 +363,8 @@ class WorldModel:
         stochastic=jnp.zeros_like(latent.stochastic),
       )
       alone, _ = self.rssm.decoder(params, nothing, posterior.previous)
-      own, _ = numbers.loss(predict(alone), observed, statistics)
-      loss += jnp.where(posterior.first, 0.0, own)
+      nats, _ = numbers.loss(predict(alone), observed, statistics)
+      loss += jnp.where(posterior.first, 0.0, nats)
     if posterior.earlier:
       loss += numbers.loss(predict(of_cells), observed, statistics, of_grids=True)[0]
       # No transition leads to FIRST, so nothing reads what is predicted there: new scenes, which cost most. Those

@@ -57,8 +57,8 @@ def curve(spans: Sequence[Ended], steps: int, last_step: int) -> Points:
 
   The episodes of a span are taken as evenly spread over it, so a span that crosses from one tenth
   into the next counts in both by its share. A tenth in which no episode ended has the mean of the
-  tenth before, or of the first that has one. None for a tenth that begins at `last_step`, the last step
-  of the run, or later.
+  tenth before. None for those before the first episode, such as while only an explorer acts, and for a tenth that
+  begins at `last_step`, the last step of the run, or later.
   """
   edges = np.linspace(0, steps, suite.NUM_POINTS + 1)
   points: Points = []
@@ -69,8 +69,6 @@ def curve(spans: Sequence[Ended], steps: int, last_step: int) -> Points:
     ]
     sums = sum(weight * span.mean for weight, span in zip(weights, spans, strict=True))
     points.append(sums / sum(weights) if sum(weights) else points[-1] if points else None)
-  first = next((point for point in points if point is not None), None)
-  points = [first if point is None else point for point in points]
   return points + [None] * (suite.NUM_POINTS - len(points))
 
 

@@ -28,10 +28,10 @@ def test_a_span_counts_in_each_tenth_by_its_share():
   assert scores.curve(spans, 100, 30)[:3] == pytest.approx([1.0, 0.0, 1.5])
 
 
-def test_tenths_without_episodes_have_the_mean_before_and_tenths_after_the_end_none():
+def test_tenths_without_episodes_have_the_mean_before_and_none_before_the_first_or_after_the_end():
   spans = [scores.Ended(20, 30, 1, 2.0), scores.Ended(50, 60, 1, 4.0)]
   found = scores.curve(spans, 100, 75)
-  assert found == [2.0, 2.0, 2.0, 2.0, 2.0, 4.0, 4.0, 4.0, None, None]
+  assert found == [None, None, 2.0, 2.0, 2.0, 4.0, 4.0, 4.0, None, None]
   assert scores.curve([], 100, 75) == [None] * 10
 
 
