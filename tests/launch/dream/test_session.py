@@ -78,8 +78,11 @@ def test_same_actions_repeat_the_same_dream(steer, name):
   first = shown(one, walked(one, ACTIONS[name]))
   assert shown(other, walked(other, ACTIONS[name])) == first
   assert [step['action'] for step in first] == [None, *ACTIONS[name]]
-  one.begin()
-  assert shown(one, walked(one, ACTIONS[name])) != first  # of another episode
+  others = []
+  for _ in range(4):  # of which few begin alike
+    one.begin()
+    others.append(shown(one, walked(one, ACTIONS[name])))
+  assert any(each != first for each in others)
 
 
 @pytest.mark.parametrize('name', ACTIONS)

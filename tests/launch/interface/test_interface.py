@@ -1,6 +1,5 @@
 """The Python interface: training, results, acting and exporting, as a user calls them."""
 
-import dataclasses
 import http
 import json
 import os
@@ -17,11 +16,11 @@ import numpy as np
 import polling
 import psutil
 import pytest
-import runs
 import tiny
 import untrained
 
 import hephaestus
+import runs
 from hephaestus.actors.environments import catch
 from hephaestus.actors.environments.cognition import ice
 from hephaestus.launch import config as launch_config
@@ -302,7 +301,7 @@ def test_exported_policy_acts_as_the_run(run, policy, tmp_path, capsys, monkeypa
 def test_exported_policy_has_any_text_of_its_config(policy, tmp_path):
   exported = policy.exported(policy.params)
   named = launch_config.override(exported.config, ['wandb.name=walk 🚀'])
-  exported_lib.write(dataclasses.replace(exported, config=named), tmp_path / 'policy')
+  exported_lib.write(exported._replace(config=named), tmp_path / 'policy')
   assert exported_lib.read(tmp_path / 'policy').config == named
 
 
