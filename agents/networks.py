@@ -301,8 +301,8 @@ class CellDecoder(nn.Module):
   """Predicts the cells of a grid from their features at the step before, what is beside it, belief and action.
 
   Of the four cells beside a cell it reads the contents, too: a view that scrolls puts one of them in its place, and
-  which of many contents that is, the features alone say only after many updates. The action also scales what is read:
-  what moves where is a product of both, which a sum has to learn for each pair of them.
+  which of many contents that is, the features alone say only after many updates. The action, with what is beside
+  the grid, also scales what is read: what moves where is a product of both, which a sum has to learn for each pair.
   """
 
   features: int  # hidden units of a cell

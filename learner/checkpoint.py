@@ -193,9 +193,8 @@ class Checkpointer:
     """Begins to save one replica; returns once its arrays are copied, and the save before is complete.
 
     Does nothing unless `step`, the learner step, is later than the newest checkpoint's, or equal and to be
-    saved `again`, with more experience. A save for which the
-    disk has no space leaves nothing behind and is logged by the next call; earlier checkpoints stay. OSError
-    if the save before failed for another reason.
+    saved `again`, with more experience. A save for which the disk has no space leaves nothing behind and is
+    logged by the next call; earlier checkpoints stay. OSError if the save before failed for another reason.
     """
     try:
       self.wait()

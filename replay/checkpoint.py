@@ -133,9 +133,12 @@ def complete(directory: str) -> list[str]:
 
 
 def size(directory: str) -> int:
-  """Bytes of the newest complete checkpoint under `directory`; 0 without one."""
+  """Bytes of the newest complete checkpoint under `directory`; 0 without one, or if it is replaced meanwhile."""
   newest = complete(directory)[:1]
-  return sum(entry.stat().st_size for folder in newest for entry in os.scandir(folder))
+  try:
+    return sum(entry.stat().st_size for folder in newest for entry in os.scandir(folder))
+  except FileNotFoundError:
+    return 0
 
 
 def _number(directory: str) -> None:

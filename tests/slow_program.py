@@ -8,6 +8,7 @@ import time
 
 import dm_env
 import numpy as np
+import polling
 from dm_env import specs
 
 NOTES = pathlib.Path('instances.txt')  # lines 'make PID' and 'close PID'
@@ -42,9 +43,9 @@ class SlowProgram(dm_env.Environment):
 
   def reset(self):
     if self._interrupt_reset:
+      self._interrupt_reset, before = False, signal.getsignal(signal.SIGINT)
       os.kill(os.getpid(), signal.SIGINT)
-      time.sleep(1.0)  # the signal is handled before all are reset
-      self._interrupt_reset = False
+      polling.until(lambda: signal.getsignal(signal.SIGINT) != before, 'its handler')
     self._count = 0
     return dm_env.restart(np.zeros(1, np.float32))
 

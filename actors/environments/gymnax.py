@@ -94,9 +94,9 @@ def _construct(name: str, arguments: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _typed(options: dict[str, Any], params: Any) -> dict[str, Any]:
-  """Options in the types of their defaults: numbers that are whole in place of real ones, and lists, of arrays.
+  """Options in the types of their defaults: whole numbers become real ones, and lists arrays.
 
-  ValueError if a list has another shape than its default.
+  ValueError if the default is an array, and the option is no list of numbers of its shape.
   """
   found = {}
   for key, value in options.items():
@@ -105,13 +105,11 @@ def _typed(options: dict[str, Any], params: Any) -> dict[str, Any]:
       value = float(value)
     elif isinstance(default, (np.ndarray, jax.Array)):
       try:
-        value = jnp.asarray(value, default.dtype)
+        value = jnp.asarray(value, default.dtype).reshape(default.shape)
       except (TypeError, ValueError):
-        value = jnp.zeros(())
-      if value.shape != default.shape:
         raise ValueError(
-          f'environment.{key}={options[key]!r}: a list of numbers is needed, such as {default.tolist()}'
-        )
+          f'environment.{key}={value!r}: a list of numbers is needed, such as {default.tolist()}'
+        ) from None
     found[key] = value
   return found
 

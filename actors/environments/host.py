@@ -306,9 +306,9 @@ class Instance:
   def render(self) -> np.ndarray | None:
     """Renders the current state, [H, W, 3] uint8, a copy; None if there are no frames."""
     frame = self.call(lambda: self.env.render())
-    return (
-      None if frame is None else np.array(frame)
-    )  # a library may draw into the same array again
+    if frame is None:
+      return None
+    return np.array(frame)  # a library may draw into the same array again
 
   def close(self) -> None:
     """Frees its resources, see `close`; a later use makes a new environment."""

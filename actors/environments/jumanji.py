@@ -13,11 +13,8 @@ from dm_env import specs
 
 from hephaestus.actors.environments import adapter, wrappers
 
-COSTLY_RESETS = (
-  'Maze',
-  'RubiksCube',
-  'SlidingTilePuzzle',
-)  # classes whose reset takes 10 steps or more
+# Classes whose reset takes ten times as long as a step, or more.
+COSTLY_RESETS = 'Maze', 'RubiksCube', 'SlidingTilePuzzle'
 MAX_CHOICES = 4096
 NO_LIMIT = int(np.iinfo(np.int32).max)
 

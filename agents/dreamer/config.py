@@ -21,9 +21,7 @@ LEAST_DIFFERENCE = 0.1
 NOVELTY_FLOOR = 1e-3  # least divisor of novelty's advantages, and unit of its values
 # Shares of the largest entropy at which the explorer's, and that of the task's actor, have their usual weight.
 EXPLORER_ENTROPY, TASK_ENTROPY = 0.4, 0.1
-CERTAINTY_EXPONENT = (
-  5.0  # log of the weight of a certain policy's entropy: `actor_critic.entropy_weight`
-)
+CERTAINTY_EXPONENT = 5.0  # log of their weight for a certain policy: `actor_critic.entropy_weight`
 INTRINSIC_FLOOR = 0.1  # least divisor of the advantages of other intrinsic rewards
 LATENTS = ('categorical', 'gaussian')  # keys of `distributions.LATENTS`
 AVERAGE_CHANGE_RATE = 0.02  # of the moving average of the networks that novelty reads

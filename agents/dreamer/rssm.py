@@ -265,7 +265,8 @@ class RSSM:
   ) -> tuple[jax.Array, list[jax.Array]]:
     """Outputs for `Numbers.predict`, [..., outputs], with grids of these only, and images, [..., H, W, C]; float32.
 
-    The image of a percept is painted from it. `earlier` is what networks read of the step before, None without grids.
+    The image of a percept is painted from it. `earlier` is what networks read of the step before, of which only what
+    its grids hold, and what is beside them, counts.
     """
     inputs = self.decoder_inputs(latent, previous)
     outputs, images = jnp.zeros((*inputs.shape[:-1], 0)), []

@@ -235,8 +235,7 @@ class WorldModel:
     The heads learn from two readings of each step: all its features, and those of its observation alone, as
     if h and the transition had been dropped out. With all features only, they would know the few rewarded
     steps of replay by their h, and not recognise another one. With grids the decoder learns from two, too:
-    of all that it reads, and of a cell's surroundings and the action only, else the posterior's z would tell it what
-    follows, and what it knows of whole observations would hide what is the same in all cells. And the heads then also
+    of all that it reads, and without the belief, else the posterior's z would tell it what follows, and what it knows of whole observations would hide what is the same in all cells. And the heads then also
     learn from steps that are imagined from real ones, see `_imagined`.
 
     Args:
@@ -327,8 +326,8 @@ class WorldModel:
   ) -> tuple[jax.Array, Tree, jax.Array]:
     """Loss [T, B] of decoded observations, moments of numbers (see `averages`), and decoded numbers.
 
-    With grids it is the sum of two, of all that the decoder reads, and of its cells and the action only; what is beside
-    them counts once, given the real grid. It counts by its logarithm where it is large, see SCENE. Where numbers are
+    With grids it is the sum of two, of all that the decoder reads, and of all but the belief; what is beside them counts
+    once, given the real grid. It counts by its logarithm where it is large, see SCENE. Where numbers are
     `drawn without z <modules.Networks.draws_without_latent>` it is the sum of two, too: of all, with z in half of the
     sequences, and of the previous observation and the action only. On replayed steps h and the posterior's z tell what
     follows, and what is the same in all episodes would not be learned from them.
@@ -337,10 +336,9 @@ class WorldModel:
     latent, observed = posterior.latent, posterior.latent.numbers
     if self.networks.draws_without_latent:
       # Numbers of steps are folded in elsewhere, and the numbers before by `_imagined` and guests.
-      heads = lambda key: jax.random.bernoulli(jax.random.fold_in(key, len(sequence.reward) + 3))
-      latent = latent._replace(
-        stochastic=jnp.where(jax.vmap(heads)(keys)[:, None], latent.stochastic, 0)
-      )
+      coin = lambda key: jax.random.bernoulli(jax.random.fold_in(key, len(sequence.reward) + 3))
+      tells = jax.vmap(coin)(keys)[:, None]
+      latent = latent._replace(stochastic=jnp.where(tells, latent.stochastic, 0))
     outputs, decoded = self.rssm.decoder(params, latent, posterior.previous)
     if posterior.earlier:  # at once, since most of it is the same
       belief = self.rssm.decoder_inputs(latent, posterior.previous)

@@ -203,7 +203,7 @@ def origin(folder: pathlib.Path) -> str | None:
 
 
 def is_node(name: str, config: launch_config.ExperimentConfig) -> bool:
-  """Whether a run with this config has a node; a resume with fewer actors leaves metrics of more. Other nodes it has."""
+  """Whether a run with this config has the node `name`: metrics of actors stay where it is resumed with fewer."""
   kind, _, index = name.rpartition('-')
   return kind != 'actor' or not index.isdecimal() or int(index) < config.actor.num_actors
 
@@ -214,9 +214,12 @@ def has_finished(folder: pathlib.Path, config: launch_config.ExperimentConfig) -
   The evaluator's newest row of metrics is `final` then, and of the last step unless a time limit ends the run.
   """
   last = metrics.last(folder / 'metrics' / 'evaluator.jsonl') or {}
-  steps = last.get('environment_step') or 0
-  is_at_end = config.max_minutes is not None or steps >= config.max_environment_steps
-  return bool(last.get('final')) and is_at_end
+  return bool(last.get('final')) and reaches_end(config, last.get('environment_step'))
+
+
+def reaches_end(config: launch_config.ExperimentConfig, step: float | None) -> bool:
+  """Whether an evaluation that was the last of a run is of the end that its config has now, by its environment step."""
+  return config.max_minutes is not None or (step or 0) >= config.max_environment_steps
 
 
 def load_config(folder: pathlib.Path) -> launch_config.ExperimentConfig:

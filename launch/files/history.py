@@ -150,7 +150,8 @@ class History:
 
   Attributes:
     folder: folder of the run.
-    config: config of the run, the newest that `read` has found; `config_values` has its values by their paths.
+    config: config of the run, the newest that `read` has found.
+    config_values: values of the config, by their paths.
     origin: RUN@STEP with which the run began, see `train --from`; None if with nothing.
     is_gone: whether the folder was deleted, or is no longer one of a run.
   """
@@ -169,9 +170,17 @@ class History:
     self._nodes: dict[str, File] = {}
 
   def _load_config(self) -> None:
+    at = self._config_time()  # before it is read: what is written meanwhile is read again
     self.config: launch_config.ExperimentConfig = folder_lib.load_config(self.folder)
-    self._config_at = os.stat(self.folder / folder_lib.CONFIG).st_mtime_ns
-    self.config_values = launch_config.values_of(self.config)  # by their paths
+    self.config_values = launch_config.values_of(self.config)
+    self._config_at = at
+
+  def _config_time(self) -> int | None:
+    """When the config was written, in nanoseconds; None without one."""
+    try:
+      return (self.folder / folder_lib.CONFIG).stat().st_mtime_ns
+    except OSError:
+      return None
 
   def read(self, deadline: float = math.inf) -> None:
     """Reads the new rows of all files, and the config if a resume has changed it.
@@ -180,10 +189,8 @@ class History:
       deadline: value of `time.monotonic` at which to stop; the next call continues.
     """
     self.is_gone = not (self.folder / folder_lib.CONFIG).exists()
-    with contextlib.suppress(
-      OSError, ValueError
-    ):  # of a config that is gone or broken the last one holds
-      if os.stat(self.folder / folder_lib.CONFIG).st_mtime_ns != self._config_at:
+    with contextlib.suppress(ValueError):  # of a config that is gone or broken the last one holds
+      if self._config_time() != self._config_at:
         self._load_config()
     for path in sorted((self.folder / 'metrics').glob('*.jsonl')):
       if path.stem != 'events' and path.stem not in self._nodes:

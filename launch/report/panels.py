@@ -216,8 +216,7 @@ def _state(run: history.History) -> dict[str, Any]:
   everyone = [name for node in history.NODES for name in run.names(node)]
   written = newest(everyone, 'time')
   running = folder_lib.is_running(run.folder)
-  steps = newest(evaluator, 'environment_step') or 0
-  is_at_end = run.config.max_minutes is not None or steps >= run.config.max_environment_steps
+  is_at_end = folder_lib.reaches_end(run.config, newest(evaluator, 'environment_step'))
   final = newest(evaluator, 'final') == 1 and is_at_end
   ended = final and (newest(evaluator, 'time') or 0) >= (newest(learner, 'time') or 0)
   word = 'running' if running else 'finished' if ended else 'stopped' if written else 'not started'

@@ -26,10 +26,8 @@ from hephaestus.replay import checkpoint as replay_checkpoint
 from hephaestus.replay import connection
 
 STOPPED = process_group.ASKED  # the exit code of a host's share that was asked to stop
-LAST_SAVE_SECONDS = (
-  60.0  # for the learner's last checkpoint, and then, if need be, that of replay by its size:
-)
-SAVED_BYTES_PER_SECOND = 1e7  # a third of what Reverb writes on a quiet machine
+# For the learner's last checkpoint, and for that of replay by its size: a third of what Reverb writes when quiet.
+LAST_SAVE_SECONDS, SAVED_BYTES_PER_SECOND = 60.0, 1e7
 DRAIN_SECONDS = 3.0  # without a connection after which replay stops: a restarting node reconnects
 MAX_DRAIN_SECONDS = 60.0  # that replay waits for the connections of other hosts to end
 

@@ -206,7 +206,7 @@ class Sampled(loop.Source):
 
   def close(self) -> None:
     if self._background is not None:
-      # A save that runs is the last one: of actors that have stopped, hardly any sequence came meanwhile.
+      # A save that runs is the last one: actors have stopped, so hardly a sequence came since it began.
       self._is_saved = self._background.close(self._link.should_stop) == SAVE
 
   def _publish_in_background(self, status: loop.Status) -> None:

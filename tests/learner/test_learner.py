@@ -4,7 +4,6 @@ import dataclasses
 import json
 import pathlib
 import threading
-import time
 import types
 
 import jax
@@ -266,18 +265,22 @@ def test_failed_save_of_replay_is_a_warning_of_the_metrics(tmp_path, parts, monk
 
 def test_last_checkpoint_does_not_wait_for_a_save_of_replay(tmp_path, parts, monkeypatch):
   """A save of replay takes minutes where it is large, and whoever stops a learner may kill it before."""
-  saving, closing, found = threading.Event(), threading.Event(), []
+  saving, closing, waiting, found = (*(threading.Event() for _ in range(3)), [])
   close = sampled.Sampled.close
 
   def save(client, directory):
     saving.set()
-    closing.wait(20)
-    time.sleep(0.5)  # the source waits for this
+    waiting.wait(20)
     found.append(is_saved())
 
   def note_and_close(source):
     closing.set()
     close(source)
+
+  def should_stop():  # asked repeatedly while the source waits for this save
+    if closing.is_set():
+      waiting.set()
+    return saving.is_set() and node.step % 5 > 0
 
   # A multiple of five is no last checkpoint.
   is_saved = lambda: any(step % 5 for step in checkpoint.saved_steps(tmp_path / 'checkpoints'))
@@ -286,7 +289,7 @@ def test_last_checkpoint_does_not_wait_for_a_save_of_replay(tmp_path, parts, mon
   monkeypatch.setitem(globals(), 'LEARNER', dataclasses.replace(LEARNER, checkpoint_updates=5))
   run = Run(tmp_path, parts)
   end_actor = run.act()
-  node = run.make_learner(lambda: saving.is_set() and node.step % 5 > 0)
+  node = run.make_learner(should_stop)
   node.run()
   end_actor()
   run.stop_server()

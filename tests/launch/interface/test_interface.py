@@ -16,11 +16,11 @@ import numpy as np
 import polling
 import psutil
 import pytest
+import runs
 import tiny
 import untrained
 
 import hephaestus
-import runs
 from hephaestus.actors.environments import catch
 from hephaestus.actors.environments.cognition import ice
 from hephaestus.launch import config as launch_config

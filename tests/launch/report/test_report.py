@@ -71,7 +71,7 @@ def test_runs_that_differ_in_indifferent_keys_are_seeds_of_one_curve(tmp_path):
   }  # fmt: skip
 
 
-def test_run_that_begins_with_another_is_no_seed_of_it(tmp_path, capsys):
+def test_run_that_begins_with_another_is_no_seed_of_it(tmp_path):
   folders = [write_run(tmp_path / name, POINTS, 'seed=0') for name in ('a', 'b', 'c')]
   (folders[1] / folder_lib.ORIGIN).write_text(f'{folders[0]}@960\n')
   assert sizes(folders) == {'from=nothing': 2, 'from=a@960': 1}
@@ -80,8 +80,6 @@ def test_run_that_begins_with_another_is_no_seed_of_it(tmp_path, capsys):
 def test_curve_of_a_node_that_a_resume_lacks_ends(tmp_path):
   folder = write_run(tmp_path / 'a', [(0, 1.0), (100, 1.0), (9_000, 1.0)], node='actor-0')
   write_rows(folder, 'actor-1', {'environment_step': 50, 'episode_return': 0.0})
-  for path in (folder / 'metrics').glob('actor-*'):
-    path.rename(path.with_suffix('.jsonl'))
   opened = history.History(folder)
   opened.read()
   curve = opened.curves('environment_step')['actor/episode_return']
